@@ -1,0 +1,269 @@
+"""Every message between processes, one tagged struct each.
+
+Bodies stay in the shared request table: prompts, sampling parameters and page names never travel. A table in the
+receiving process maps the type to its handler. `slot, generation` names a request; a message whose generation is not
+the slot's is stale and is dropped by whoever receives it.
+"""
+
+import msgspec
+
+from serve.types import FinishReason, JobId, JobResult
+
+
+class Message(msgspec.Struct, tag=True, array_like=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# --- HTTP server -> router -------------------------------------------------------------------------------------------
+
+
+class SubmitRequest(Message):
+    """A filled slot is ready to run. `server` is the index of the HTTP process that answers for it."""
+
+    slot: int
+    generation: int
+    server: int
+    request_id: str
+    priority: int = 0
+
+
+class FinishRequest(Message):
+    """A stop string ended the request: the text keeps the first `num_accepted` generated tokens."""
+
+    slot: int
+    generation: int
+    num_accepted: int
+
+
+class AbortRequest(Message):
+    """The client has gone, or its deadline passed."""
+
+    slot: int
+    generation: int
+
+
+# --- router -> HTTP server -------------------------------------------------------------------------------------------
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probability of one token and of the top alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """What one step gave one request.
+
+    token_ids: newly generated, maybe empty. cached_tokens: tokens not computed, by `CacheTier`, set once on the first
+    output. prompt_logprobs: of prompt tokens 1.. as chunks complete, in order. finish_reason: set on the last output.
+    error: one line, with finish_reason ERROR; error_code the HTTP status that fits it.
+    """
+
+    slot: int
+    generation: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    cached_tokens: list[int] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+    error_code: int = 500
+
+
+class OutputBatch(Message):
+    """All outputs of one step for one HTTP process."""
+
+    outputs: list[RequestOutput]
+
+
+class SlotReleased(Message):
+    """The router and the workers no longer touch these slots; their owner may bump the generation and reuse them."""
+
+    slots: list[tuple[int, int]]
+
+
+# --- router <-> cache manager ----------------------------------------------------------------------------------------
+
+
+class Probe(Message):
+    """Which of the request's pages are there? Pins nothing. Names are read from the request table."""
+
+    probe_id: int
+    slot: int
+    generation: int
+    num_pages: int
+
+
+class ProbeReply(Message):
+    """Bitmaps by state group, one per tier below the device: bit i of `host[g]` (little-endian bytes) is page i of group g."""
+
+    probe_id: int
+    host: dict[str, bytes]
+    disk: dict[str, bytes]
+
+
+# --- router <-> workers ----------------------------------------------------------------------------------------------
+
+
+class JoinRow(msgspec.Struct, array_like=True):
+    """A request enters the batch in `row`.
+
+    num_known: tokens whose ids stand in the request table (the prompt, and what was generated before a preemption).
+    num_cached: leading tokens whose state is already in `pages`; the first chunk starts there.
+    pages: by state group, device page ids in order.
+    num_prompt: prompt tokens (num_known - num_prompt were generated before).
+    """
+
+    row: int
+    slot: int
+    generation: int
+    num_prompt: int
+    num_known: int
+    num_cached: int
+    pages: dict[str, list[int]]
+
+
+class StepPlan(Message):
+    """The change to the batch since the last plan, and what to run; identical on every rank, run in order of `step`.
+
+    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count` known
+    tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last sampled one,
+    unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or in decode.
+    A plan may have only leaves and compute nothing; it is still answered.
+    """
+
+    epoch: int
+    step: int
+    leaves: list[int] = []
+    joins: list[JoinRow] = []
+    new_pages: list[tuple[int, str, list[int]]] = []
+    chunks: list[tuple[int, int]] = []
+    paused: list[int] = []
+
+
+class StepResult(Message):
+    """What a rank did with a plan. Only rank 0 fills rows, token_ids and logprobs.
+
+    rows and token_ids go together: row -> the token sampled for it. logprobs: row -> entry, where wanted.
+    prompt_logprobs: row -> entries for the prompt tokens of the chunk just computed. compute_s: seconds of the step on
+    this rank. failed_rows: rows whose logits were not finite or whose parameters could not be applied -> one line.
+    """
+
+    epoch: int
+    step: int
+    rank: int
+    compute_s: float
+    rows: list[int] = []
+    token_ids: list[int] = []
+    logprobs: dict[int, TokenLogprobs] = {}
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    failed_rows: dict[int, str] = {}
+
+
+class LoadPages(Message):
+    """Copy host slots into device pages on the load path. `pages[i]` of `group` comes from host slot `slots[i]`.
+
+    Layers [first_layer, last_layer) only; today always all.
+    """
+
+    job: JobId
+    group: str
+    pages: list[int]
+    slots: list[int]
+    generations: list[int]
+    first_layer: int
+    last_layer: int
+
+
+class StorePages(Message):
+    """Copy device pages out into host slots on the store path, once the plan `after_step` has run."""
+
+    job: JobId
+    group: str
+    pages: list[int]
+    slots: list[int]
+    generations: list[int]
+    after_step: int
+
+
+class CancelJob(Message):
+    """Stop what is not yet on a stream; the job still gets its one answer."""
+
+    job: JobId
+
+
+class JobAnswer(Message):
+    """The one terminal answer of a rank to a job."""
+
+    job: JobId
+    rank: int
+    result: JobResult
+    detail: str = ""
+
+
+# --- launcher <-> children, over each child's pipe -------------------------------------------------------------------
+
+
+class ChildStart(Message):
+    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data."""
+
+    epoch: int
+    config_json: bytes
+    model: dict[str, object]
+    fds: dict[str, int]
+
+
+class ChildReady(Message):
+    """A child has finished starting. `info` depends on the role (see docs/architecture.md)."""
+
+    role: str
+    index: int
+    info: dict[str, object]
+
+
+class ChildFailed(Message):
+    """A child cannot start: one clear line for the user."""
+
+    role: str
+    index: int
+    reason: str
+
+
+class Progress(Message):
+    """A worker's loading progress, for the launcher's progress bar."""
+
+    role: str
+    index: int
+    phase: str
+    done: int
+    total: int
+
+
+class EngineUp(Message):
+    """The engine group of `epoch` answers. `info`: namespace (hex), layout, pages by group, model facts."""
+
+    epoch: int
+    info: dict[str, object]
+
+
+class EngineDown(Message):
+    """The engine group is gone; HTTP answers 503 until the next EngineUp."""
+
+    epoch: int
+    reason: str
+
+
+class ServerDown(Message):
+    """To the router: HTTP process `server` died; abort its requests. A new one takes its slots as they are released."""
+
+    server: int
+
+
+class StopChild(Message):
+    """Stop in order and exit 0."""
+
+    drain_s: float
