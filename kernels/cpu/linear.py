@@ -14,7 +14,7 @@ from kernels.cpu.arguments import Arguments
 from kernels.cpu.ir import F32, I32, Function, Value, Variable, lanes_of, vector
 from kernels.cpu.jit import Target
 from kernels.cpu.norm import emit_norm_row
-from kernels.cpu.vectors import Element, reduce_many, silu, transpose, zeros
+from kernels.cpu.vectors import Element, first_lanes, reduce_many, silu, transpose, zeros
 
 LINEAR_ARGS = (
     "x",  # what the body reads: rows [T, K], or packed
@@ -47,15 +47,6 @@ class Shape:
 
     rows: int
     columns: int
-
-
-def dot_shape(target: Target, epilogue: Epilogue, num_tokens: int) -> Shape:
-    """Rows such that the accumulators fill the registers but leave room for operands; a power of two."""
-    room = (24 if target.num_registers >= 32 else 10) // (2 if epilogue is Epilogue.GATE_UP else 1)
-    rows = 4
-    while rows > 1 and rows * num_tokens > room:
-        rows //= 2
-    return Shape(rows, num_tokens)
 
 
 def lanes_shape(target: Target, epilogue: Epilogue, groups: int) -> Shape:
@@ -103,17 +94,25 @@ class Block:
         for address in addresses:
             self.f.prefetch(address + offset + self.shape.rows * self.row_bytes)
 
-    def finish(self, y: Value, token: Value, row: Value) -> None:
-        """Lanes of y are rows row, row + 1, ... of one token: add what is to be added, round and store."""
+    def finish(self, y: Value, token: Value, row: Value, mask: Value | None = None) -> None:
+        """Lanes of y are rows row, row + 1, ... of one token: add what is to be added, round and store (by mask)."""
         f, e, a = self.f, self.e, self.a
-        rows = lanes_of(y.type)
+
+        def load(address: Value) -> Value:
+            if mask is None:
+                return e.load_vector_f32(f, address, lanes_of(y.type))
+            return e.load_f32_masked(f, address, mask)
+
         out = a.out + (token * a.n + row) * e.size
         total = f.var(y)
         with f.if_(a.bias > 0):
-            total.set(total.get() + e.load_vector_f32(f, a.bias + row * e.size, rows))
+            total.set(total.get() + load(a.bias + row * e.size))
         if self.epilogue is Epilogue.RESIDUAL:
-            total.set(total.get() + e.load_vector_f32(f, out, rows))
-        e.store_f32(f, total.get(), out)
+            total.set(total.get() + load(out))
+        if mask is None:
+            e.store_f32(f, total.get(), out)
+        else:
+            e.store_f32_masked(f, total.get(), out, mask)
 
 
 def _emit_rows(block: Block, chunk: Value, emit: Callable[[Block, Value], None]) -> None:
@@ -133,52 +132,66 @@ def _emit_rows(block: Block, chunk: Value, emit: Callable[[Block, Value], None])
 
 
 def build_dot(target: Target, name: str) -> Function:
-    """Chunk: some rows of weight times all tokens. Name: dot-<epilogue>-<tokens>-<K>-<dtype>."""
+    """Chunk: some rows of weight times all tokens. Name: dot-<epilogue>-<tokens>-<K>-<dtype>.
+
+    Rows are read one after another, a vector of lanes' sums kept for each token, because several rows at a time are
+    several streams to the prefetcher and reach half of the memory's bandwidth. The lanes of as many rows as a vector
+    has lanes are then summed together.
+    """
     epilogue, tokens, k, is_bf16 = parse_name(name)
     f, e = Function(name.replace("-", "_"), 2), Element(target, is_bf16)
-    shape = dot_shape(target, epilogue, tokens)
-    _emit_rows(Block(f, e, Arguments(f, LINEAR_ARGS), shape, k, epilogue), f.args[1], _dot_block)
+    a = Arguments(f, LINEAR_ARGS)
+    block = Block(f, e, a, Shape(target.lanes, tokens), k, epilogue)
+    halves = 2 if epilogue is Epilogue.GATE_UP else 1
+    tile_bytes = tokens * target.lanes * target.lanes * 4
+    tiles = [f.stack(tile_bytes) for _ in range(halves)]
+    first = f.args[1] * a.rows_per_chunk
+    last = f.minimum(first + a.rows_per_chunk, a.n)
+    with f.loop(first, last, target.lanes) as row:
+        count = f.minimum(last - row, target.lanes)
+        for half, tile in enumerate(tiles):
+            with f.loop(0, count) as i:
+                _dot_row(block, row + i + a.n * half, tile + i * (target.lanes * 4))
+        with f.if_(count.equals(target.lanes)):
+            _dot_finish(block, tiles, row, None)
+        with f.if_(count < target.lanes):
+            _dot_finish(block, tiles, row, first_lanes(f, target.lanes, count))
     return f
 
 
-def _dot_block(block: Block, row: Value) -> None:
+def _dot_row(block: Block, row: Value, tile: Value) -> None:
+    """Products of one weight row and each token, not yet summed over lanes, to tile[token][row]."""
     f, e, k = block.f, block.e, block.k
-    weights = block.row_addresses(row)
+    weights = block.a.weight + row * block.row_bytes
     inputs = [block.a.x + token * block.row_bytes for token in range(block.shape.columns)]
-    sums = [[f.var(zeros(f, e.target.lanes)) for _ in inputs] for _ in weights]
+    sums = [f.var(zeros(f, e.target.lanes)) for _ in inputs]
 
     def accumulate(load: Callable[[Value], Value], offset: Value) -> None:
-        columns = [e.operands(f, load(address + offset)) for address in inputs]
-        for address, row_sums in zip(weights, sums, strict=True):
-            factors = e.operands(f, load(address + offset))
-            for column, total in zip(columns, row_sums, strict=True):
-                total.set(e.multiply_add(f, total.get(), factors, column))
+        factors = e.operands(f, load(weights + offset))
+        for address, total in zip(inputs, sums, strict=True):
+            total.set(e.multiply_add(f, total.get(), factors, e.operands(f, load(address + offset))))
 
     whole = k - k % e.block
     with f.loop(0, whole * e.size, e.block * e.size) as offset:
-        block.prefetch_next(weights, offset)
         accumulate(lambda address: e.load_block(f, address), offset)
     if whole < k:
         accumulate(lambda address: e.load_block_tail(f, address, f.const(k - whole)), f.const(whole * e.size))
-    _dot_finish(block, sums, row)
+    for token, total in enumerate(sums):
+        f.store(total.get(), tile + token * e.target.lanes * e.target.lanes * 4)
 
 
-def _dot_finish(block: Block, sums: list[list[Variable]], row: Value) -> None:
-    """Sum lanes, as many vectors at a time as one vector has lanes."""
-    f, shape = block.f, block.shape
-    per_group = max(1, block.e.target.lanes // shape.rows)
-    for start in range(0, shape.columns, per_group):
-        columns = range(start, min(start + per_group, shape.columns))
+def _dot_finish(block: Block, tiles: list[Value], row: Value, mask: Value | None) -> None:
+    f, lanes = block.f, block.e.target.lanes
+    with f.loop(0, block.shape.columns) as token:
 
-        def total(rows: range, columns: range = columns) -> Value:
-            return reduce_many(f, [sums[r][c].get() for c in columns for r in rows])
+        def total(tile: Value) -> Value:
+            base = tile + token * (lanes * lanes * 4)
+            return reduce_many(f, [f.load(base + i * lanes * 4, vector(lanes, F32)) for i in range(lanes)])
 
-        y = total(range(shape.rows))
+        y = total(tiles[0])
         if block.epilogue is Epilogue.GATE_UP:
-            y = silu(f, y) * total(range(shape.rows, 2 * shape.rows))
-        for index, column in enumerate(columns):
-            part = f.shuffle(y, y, [index * shape.rows + r for r in range(shape.rows)])
-            block.finish(part, f.const(column), row)
+            y = silu(f, y) * total(tiles[1])
+        block.finish(y, token, row, mask)
 
 
 # lanes
