@@ -1,1 +1,1 @@
-"""Triton kernels, one file each; `kernels.cuda_backend` launches them. They run on CUDA, and in Triton's interpreter on a CPU."""
+"""Triton kernels, one file each; `kernels.cuda_backend` launches them. Without a GPU Triton's interpreter runs them."""

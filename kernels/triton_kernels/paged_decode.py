@@ -1,7 +1,7 @@
 """Attention of single new tokens over their sequences' pages, split over the context (Flash-Decoding, Dao et al. 2023).
 
-One program a (sequence, kv head, split): it holds all query heads of the kv head's group, so each key is read once. A second kernel
-merges the splits by their log-sum-exp. Sequences with more than one new token are left to `paged_prefill`.
+One program a (sequence, kv head, split): it holds all query heads of the kv head's group, so each key is read once. A
+second kernel merges the splits by their log-sum-exp. Sequences with more than one new token are left to `paged_prefill`.
 """
 
 import torch
@@ -51,7 +51,7 @@ def _paged_decode_kernel(
         total_weight = total_weight * decay + tl.sum(weights, 1)
         accumulator = accumulator * decay[:, None]
         values = _load_rows(kv_ptr, kv_rows, row + kind_rows, head_dim, P, D, DESCRIPTOR)
-        values = tl.where(inside[:, None], values, 0.0).to(values.dtype)
+        values = tl.where(inside[:, None], values, tl.zeros_like(values))
         accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision="ieee")
         highest = new_highest
     entries = (sequence.to(tl.int64) * num_q_heads + heads) * SPLITS + split
@@ -87,7 +87,9 @@ def num_splits(num_sequences: int, num_kv_heads: int, max_context_len: int, page
     return min(1 << max(min(wanted, most), 1).bit_length() - 1, 64)
 
 
-def paged_decode(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, out: torch.Tensor) -> None:
+def paged_decode(
+    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, out: torch.Tensor
+) -> None:
     """Write the attention of all sequences with exactly one new token into `out` [T, Hq, D]; other rows stay."""
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, num_sequences = kv_layer.shape[1], batch.context_lens.shape[0]

@@ -1,9 +1,9 @@
 """Causal attention of runs of new tokens over their sequences' pages, page-major (FlashAttention-2, Dao 2023).
 
-One program a (tile of BLOCK_M queries, query head). Tiles of all sequences form one list; a program finds its sequence by a
-cumulative sum over the batch, so that nothing about lengths is needed on the host. Sequences of one new token are left to
-`paged_decode`. Keys and values are read one page at a time: as rows of a descriptor over the whole pool (the bulk copy
-engine of Hopper), or through pointers.
+One program a (tile of BLOCK_M queries, query head). Tiles of all sequences form one list; a program finds its sequence by
+a cumulative sum over the batch, so that nothing about lengths is needed on the host. Sequences of one new token are left
+to `paged_decode`. Keys and values are read one page at a time: as rows of a descriptor over the whole pool (the bulk
+copy engine of Hopper), or through pointers.
 """
 
 import torch
@@ -82,7 +82,9 @@ def _paged_prefill_kernel(
         keys = _load_rows(kv_ptr, kv_rows, row, head_dim, P, D, DESCRIPTOR)
         scores = tl.dot(q, keys.T, input_precision="ieee") * qk_scale
         key_positions = index * P + key_rows
-        visible = (key_positions[None, :] <= (position + tl.arange(0, BLOCK_M))[:, None]) & (key_positions < context)[None, :]
+        visible = (key_positions[None, :] <= (position + tl.arange(0, BLOCK_M))[:, None]) & (key_positions < context)[
+            None, :
+        ]
         scores = tl.where(visible, scores, -1e30)
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         decay = tl.exp2(highest - new_highest)
@@ -91,7 +93,7 @@ def _paged_prefill_kernel(
         accumulator = accumulator * decay[:, None]
         values = _load_rows(kv_ptr, kv_rows, row + kind_rows, head_dim, P, D, DESCRIPTOR)
         # Rows behind the context hold whatever was there: a weight of zero does not silence a NaN.
-        values = tl.where((key_positions < context)[:, None], values, 0.0).to(values.dtype)
+        values = tl.where((key_positions < context)[:, None], values, tl.zeros_like(values))
         accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision="ieee")
         highest = new_highest
     out = accumulator / total_weight[:, None]
@@ -115,7 +117,9 @@ def pool_rows(kv_layer: torch.Tensor) -> torch.Tensor:
     return kv_layer.as_strided((rows, head_dim), (head_dim, 1))
 
 
-def paged_prefill(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, out: torch.Tensor) -> None:
+def paged_prefill(
+    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, out: torch.Tensor
+) -> None:
     """Write the attention of all sequences with more than one new token into `out` [T, Hq, D]; other rows stay."""
     num_tokens, num_q_heads, head_dim = q.shape
     num_sequences = batch.context_lens.shape[0]

@@ -20,8 +20,8 @@ def _normalised(x, scale, weight_ptr, dims, inside, dtype: tl.constexpr):
 @triton.jit
 def _rope_and_store_kernel(
     qkv_ptr, cos_sin_ptr, kv_ptr, q_out_ptr, page_table_ptr, positions_ptr, sequence_ids_ptr, q_norm_ptr, k_norm_ptr,
-    num_q_heads, num_kv_heads, head_dim, half, max_pages, page_size, page_stride, head_stride, kind_stride, token_stride,
-    eps, HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr, BLOCK: tl.constexpr,
+    num_q_heads, num_kv_heads, head_dim, half, max_pages, page_size, page_stride, head_stride, kind_stride,
+    token_stride, eps, HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -30,7 +30,7 @@ def _rope_and_store_kernel(
     is_q, is_v = head < num_q_heads, head >= num_q_heads + num_kv_heads
     dims = tl.arange(0, BLOCK)
     inside = dims < head_dim
-    # The partner of dimension d < half is d + half, of half <= d < 2 half it is d - half; other dimensions pass through.
+    # The partner of dimension d < half is d + half, of half <= d < 2 half it is d - half; others pass through.
     partner = tl.where(dims < half, dims + half, dims - half)
     rotated = dims < 2 * half
     source = qkv_ptr + (token * (num_q_heads + 2 * num_kv_heads) + head) * head_dim
@@ -38,14 +38,12 @@ def _rope_and_store_kernel(
     if is_v == 0:
         y = tl.load(source + partner, mask=rotated, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 0) / head_dim + eps)
-        if HAS_Q_NORM:
-            if is_q:
-                x = _normalised(x, scale, q_norm_ptr, dims, inside, dtype)
-                y = _normalised(y, scale, q_norm_ptr, partner, rotated, dtype)
-        if HAS_K_NORM:
-            if is_q == 0:
-                x = _normalised(x, scale, k_norm_ptr, dims, inside, dtype)
-                y = _normalised(y, scale, k_norm_ptr, partner, rotated, dtype)
+        if HAS_Q_NORM and is_q:
+            x = _normalised(x, scale, q_norm_ptr, dims, inside, dtype)
+            y = _normalised(y, scale, q_norm_ptr, partner, rotated, dtype)
+        if HAS_K_NORM and is_q == 0:
+            x = _normalised(x, scale, k_norm_ptr, dims, inside, dtype)
+            y = _normalised(y, scale, k_norm_ptr, partner, rotated, dtype)
         angle = position * 2 * half + tl.where(dims < half, dims, dims - half)
         cos = tl.load(cos_sin_ptr + angle, mask=rotated, other=1.0)
         sin = tl.load(cos_sin_ptr + angle + half, mask=rotated, other=0.0)
