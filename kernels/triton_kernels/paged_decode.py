@@ -1,7 +1,7 @@
 """Attention of single new tokens over their sequences' pages, split over the context (Flash-Decoding, Dao et al. 2023).
 
 One program a (sequence, kv head, split): it holds all query heads of the kv head's group, so each key is read once. A
-second kernel merges the splits by their log-sum-exp. Sequences with more than one new token are left to `paged_prefill`.
+second kernel merges the splits by their log-sum-exp. Sequences of several new tokens are left to `paged_prefill`.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """Causal attention of runs of new tokens over their sequences' pages, page-major (FlashAttention-2, Dao 2023).
 
-One program a (tile of BLOCK_M queries, query head). Tiles of all sequences form one list; a program finds its sequence by
-a cumulative sum over the batch, so that nothing about lengths is needed on the host. Sequences of one new token are left
-to `paged_decode`. Keys and values are read one page at a time: as rows of a descriptor over the whole pool (the bulk
+One program a (tile of BLOCK_M queries, query head). Tiles of all sequences form one list; a program finds its sequence
+by a cumulative sum over the batch, so that nothing about lengths is needed on the host. Sequences of one new token are
+left to `paged_decode`. Keys and values are read one page at a time: as rows of a descriptor over the whole pool (the bulk
 copy engine of Hopper), or through pointers.
 """
 

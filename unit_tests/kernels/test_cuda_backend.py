@@ -1,7 +1,7 @@
 """The Triton kernels against the reference: compiled where there is a GPU, in Triton's interpreter elsewhere.
 
-The interpreter is slow and has no bfloat16 products (it multiplies their bit patterns): without a GPU fewer shapes run, and
-bfloat16 attention not at all.
+The interpreter is slow and has no bfloat16 products (it multiplies their bit patterns): without a GPU
+fewer shapes run, and bfloat16 attention not at all.
 """
 
 import pytest
@@ -23,7 +23,13 @@ RUNS = [
     [(150, 150)],
     [(64, 128), (2, 129)],
 ]
-CASES = [(heads, runs) for heads in HEADS for runs in RUNS if HAS_GPU or heads == HEADS[1] or runs == RUNS[2]]
+CASES = [(heads, runs) for heads in HEADS for runs in RUNS]
+if not HAS_GPU:
+    CASES = [
+        ((4, 2, 32, 16), [(1, 40), (2, 2), (19, 50), (1, 1)]),
+        ((3, 1, 64, 16), [(34, 34)]),
+        ((4, 2, 80, 16), [(1, 17)]),
+    ]
 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
@@ -84,7 +90,7 @@ def test_store_and_attention_equal_the_reference(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("num_tokens", "width"), [(1, 64), (3, 96), (17, 1000)])
+@pytest.mark.parametrize(("num_tokens", "width"), [(1, 64), (3, 96), (5, 1000)])
 def test_small_operations_equal_the_reference(num_tokens: int, width: int, dtype: torch.dtype):
     torch.manual_seed(num_tokens)
     x, weight = torch.randn(num_tokens, width, device=DEVICE).to(dtype), torch.randn(width, device=DEVICE).to(dtype)
