@@ -2,7 +2,7 @@
 
 One program a (tile of BLOCK_M queries, query head). Tiles of all sequences form one list; a program finds its sequence
 by a cumulative sum over the batch, so that nothing about lengths is needed on the host. Sequences of one new token are
-left to `paged_decode`. Keys and values are read one page at a time: as rows of a descriptor over the whole pool (the bulk
+left to `paged_decode`. Keys and values are read one page at a time: as rows of a descriptor over the pool (the bulk
 copy engine of Hopper), or through pointers.
 """
 
