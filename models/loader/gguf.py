@@ -12,7 +12,7 @@ from models.gguf_file import GgufFile, GgufTensor
 from models.loader.dequantize import dequantize_rows
 from models.loader.plan import Piece, WeightReader
 
-_CHUNK_ELEMENTS = 1 << 20
+_CHUNK_ELEMENTS = 1 << 19
 _IGNORED = ("rope_freqs.weight",)  # part of the config
 _TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
