@@ -15,13 +15,8 @@ def fetch_snapshot(name: str, *, weights: bool, offline: bool) -> Path:
     Raises ModelError with one line if the name is unknown, access is refused, the network is unreachable, or the
     model is not in the cache and `offline` is set.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from httpx import HTTPError
+    from huggingface_hub import errors, snapshot_download
 
     patterns = _DESCRIPTION + (_WEIGHTS if weights else [])
     try:
