@@ -99,7 +99,10 @@ class Probe(Message):
 
 
 class ProbeReply(Message):
-    """Bitmaps by state group, one per tier below the device: bit i of `host[g]` (little-endian bytes) is page i of group g."""
+    """Bitmaps by state group, one per tier below the device.
+
+    Bit i of `host[g]` (little-endian bytes) is page i of group g.
+    """
 
     probe_id: int
     host: dict[str, bytes]
@@ -130,9 +133,10 @@ class JoinRow(msgspec.Struct, array_like=True):
 class StepPlan(Message):
     """The change to the batch since the last plan, and what to run; identical on every rank, run in order of `step`.
 
-    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count` known
-    tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last sampled one,
-    unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or in decode.
+    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count`
+    known tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last
+    sampled one, unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or
+    in decode.
     A plan may have only leaves and compute nothing; it is still answered.
     """
 
@@ -209,12 +213,16 @@ class JobAnswer(Message):
 
 
 class ChildStart(Message):
-    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data."""
+    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data.
+
+    module: what to run instead of the role's own module, where set.
+    """
 
     epoch: int
     config_json: bytes
     model: dict[str, object]
     fds: dict[str, int]
+    module: str = ""
 
 
 class ChildReady(Message):
@@ -263,7 +271,17 @@ class ServerDown(Message):
     server: int
 
 
+class CacheDown(Message):
+    """To the router: the cache manager died; every lease and probe on it is void, and so are its host slots."""
+
+
+class CacheUp(Message):
+    """To the router: a new cache manager answers, with an empty host tier. `restarts` counts them."""
+
+    restarts: int
+
+
 class StopChild(Message):
-    """Stop in order and exit 0."""
+    """Stop in order and exit 0. drain_s: seconds that requests get to finish."""
 
     drain_s: float
