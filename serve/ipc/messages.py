@@ -99,7 +99,10 @@ class Probe(Message):
 
 
 class ProbeReply(Message):
-    """Bitmaps by state group, one per tier below the device: bit i of `host[g]` (little-endian bytes) is page i of group g."""
+    """Bitmaps by state group, one per tier below the device.
+
+    Bit i of `host[g]` (little-endian bytes) is page i of group g.
+    """
 
     probe_id: int
     host: dict[str, bytes]
@@ -129,9 +132,10 @@ class Acquire(Message):
 
 
 class AcquireReply(Message):
-    """Host slots by range, in order, with the generations to compare after the copy; or what is missing (nothing is pinned then).
+    """Host slots by range, in order, with the generations to compare after the copy; or what is missing.
 
-    An object of n slots gives n entries. `promoted`: how many of the objects came from disk.
+    Nothing is pinned when something is missing. An object of n slots gives n entries. `promoted`: how many of the
+    objects came from disk.
     """
 
     job: JobId
@@ -142,7 +146,10 @@ class AcquireReply(Message):
 
 
 class Begin(Message):
-    """The job goes to the workers now: from here only all ranks' answers (or the reaping of the engine group) end the lease."""
+    """The job goes to the workers now.
+
+    From here only all ranks' answers (or the reaping of the engine group) end the lease.
+    """
 
     job: JobId
 
@@ -154,10 +161,10 @@ class Release(Message):
 
 
 class Claim(Message):
-    """Give slots to store these objects into (one boundary's objects in one claim are published together or not at all).
+    """Give slots to store these objects into (`atomic`: they are published together or not at all).
 
-    What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated 32-byte
-    names in the order of the ranges) for pages whose request may be gone. parents: name of the page before each range.
+    What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated
+    32-byte names in the order of the ranges) for pages whose request may be gone.
     """
 
     job: JobId
@@ -171,7 +178,10 @@ class Claim(Message):
 
 
 class ClaimReply(Message):
-    """Pages that may be stored, with their host slots: (group, page index, slots, generations). Empty: nothing to do or no room."""
+    """Pages that may be stored, with their host slots: (group, page index, slots, generations).
+
+    Empty: nothing to do or no room.
+    """
 
     job: JobId
     granted: list[tuple[str, int, list[int], list[int]]]
@@ -218,9 +228,10 @@ class JoinRow(msgspec.Struct, array_like=True):
 class StepPlan(Message):
     """The change to the batch since the last plan, and what to run; identical on every rank, run in order of `step`.
 
-    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count` known
-    tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last sampled one,
-    unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or in decode.
+    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count`
+    known tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last
+    sampled one, unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or
+    in decode.
     A plan may have only leaves and compute nothing; it is still answered.
     """
 
@@ -297,12 +308,17 @@ class JobAnswer(Message):
 
 
 class ChildStart(Message):
-    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data."""
+    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data.
+
+    module: what to run instead of the role's own module, where set. restarts: earlier lives of this child.
+    """
 
     epoch: int
     config_json: bytes
     model: dict[str, object]
     fds: dict[str, int]
+    module: str = ""
+    restarts: int = 0
 
 
 class ChildReady(Message):
@@ -351,7 +367,17 @@ class ServerDown(Message):
     server: int
 
 
+class CacheDown(Message):
+    """To the router: the cache manager died; every lease and probe on it is void, and so are its host slots."""
+
+
+class CacheUp(Message):
+    """To the router: a new cache manager answers, with an empty host tier. `restarts` counts them."""
+
+    restarts: int
+
+
 class StopChild(Message):
-    """Stop in order and exit 0."""
+    """Stop in order and exit 0. drain_s: seconds that requests get to finish."""
 
     drain_s: float
