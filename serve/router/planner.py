@@ -140,11 +140,10 @@ class Planner:
         for request in self._queue:
             if request.key.slot not in held:
                 continue
-            match = self._views.match(request)
-            if request.held_since is None or match.num_pages > request.held_pages:
-                request.held_since, request.held_pages = now, match.num_pages
-            missing = request.num_tokens - match.num_pages * self._ledger.page_size
-            deadline = request.held_since + self._costs.recompute_s(missing, now)
+            if request.held_since is None:
+                request.held_tokens = self._views.hold_tokens(request)
+                request.held_since = now
+            deadline = request.held_since + self._costs.recompute_s(request.held_tokens, now)
             self.hold_deadline = deadline if self.hold_deadline is None else min(deadline, self.hold_deadline)
 
     # --- what the plan just made does to its rows ---

@@ -47,7 +47,7 @@ class Request:
     last_step: last plan that computes it; it is out of flight once that plan has ended.
     growth: pages that admission still expects it to ask for.
     match, match_version: its last match with the index, and of which version of it.
-    held_since, held_pages: when, and with how many pages matched, it began to wait for another's prefill.
+    held_since, held_tokens: since when it waits for another's prefill, and the tokens whose prefill time it may wait.
     found: what the cache manager has of it.
     """
 
@@ -82,7 +82,7 @@ class Request:
     match: PrefixMatch | None = None
     match_version: int = -1
     held_since: float | None = None
-    held_pages: int = 0
+    held_tokens: int = 0
     found: ProbeReply | None = None
     entered: dict[RequestStatus, float] = field(default_factory=dict)
     _status: RequestStatus = RequestStatus.QUEUED

@@ -16,7 +16,6 @@ from serve.ipc.messages import (
     Message,
     ProbeReply,
     ServerDown,
-    StepPlan,
     StepResult,
     SubmitRequest,
 )
@@ -109,7 +108,6 @@ class Router:
         now = self._clock()
         self._check_deadlines(now)
         self._send_plans(now)
-        self._release_drained()
         self._outputs.flush(self._mail.to_server)
         self.statistics.router_cpu_s += self._cpu_clock() - began
 
@@ -368,8 +366,7 @@ class Router:
         if engine is None:
             return
         self._take_departed(engine)
-        while engine.pipeline.has_room and engine.planner.next_plan(self._send_plan, now):
+        self._release_drained()
+        while engine.pipeline.has_room and engine.planner.next_plan(self._mail.to_workers, now):
             self._take_departed(engine)
-
-    def _send_plan(self, plan: StepPlan) -> None:
-        self._mail.to_workers(plan)
+            self._release_drained()

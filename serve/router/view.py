@@ -97,7 +97,7 @@ class ViewMaker:
         names = request.names
         first_name = names[match.num_pages] if match.num_pages < len(names) else None
         is_usable = num_cached + self._ledger.page_size < request.num_tokens and not request.wants_prompt_logprobs
-        is_waiting = request.held_since is not None and match.num_pages <= request.held_pages
+        held_s = now - request.held_since if request.held_since is not None else 0.0
         return Candidate(
             slot=request.key.slot,
             num_cached=num_cached,
@@ -107,9 +107,19 @@ class ViewMaker:
             idle_hits=self._ledger.num_idle(match),
             wanted_name=first_name if is_usable else None,
             first_name=first_name,
-            held_s=now - request.held_since if is_waiting and request.held_since is not None else 0.0,
-            hold_limit_s=self._costs.recompute_s(request.num_tokens - num_cached, now) if is_usable else 0.0,
+            held_s=held_s,
+            hold_limit_s=self._costs.recompute_s(self.hold_tokens(request), now) if is_usable else 0.0,
         )
+
+    def hold_tokens(self, request: Request) -> int:
+        """How long waiting for another's prefill may last, in tokens of prefill: until recomputing would be done.
+
+        That is what it misses and what the batch has to prefill before; fixed when it begins to wait.
+        """
+        if request.held_since is not None:
+            return request.held_tokens
+        backlog = sum(row.num_known - row.num_scheduled for row in self._batch.prefilling.values())
+        return backlog + request.num_tokens - self.match(request).num_pages * self._ledger.page_size
 
     def match(self, request: Request) -> PrefixMatch:
         """The request's match with the index of now; remembered until the index changes."""

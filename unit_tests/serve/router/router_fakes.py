@@ -166,7 +166,9 @@ class Client:
 class Harness:
     """A router with a real request table, fake workers and one or more listening servers."""
 
-    def __init__(self, num_pages: int = 64, num_ranks: int = 1, groups: tuple[str, ...] = ("full",), **settings) -> None:
+    def __init__(
+        self, num_pages: int = 64, num_ranks: int = 1, groups: tuple[str, ...] = ("full",), **settings
+    ) -> None:
         values = {
             "epoch": EPOCH,
             "page_size": PAGE,

@@ -4,7 +4,7 @@ import pytest
 
 from serve.ipc.messages import ServerDown, StepResult, SubmitRequest
 from serve.router.router import StepTimeoutError
-from serve.types import FinishReason, RequestStatus
+from serve.types import FinishReason, RequestStatus, SamplingParams
 from unit_tests.serve.router.router_fakes import EOS, EPOCH, PAGE, Harness, expected_tokens, prompt_of
 
 
@@ -40,9 +40,8 @@ def test_a_stop_token_ends_a_request_and_its_spare_row_is_dropped():
 
 
 def expected_of(prompt: list[int]) -> list[int]:
-    from serve.types import SamplingParams
-
-    return expected_tokens(prompt, SamplingParams(max_tokens=30), 512)[1:-1]
+    """Tokens of a long answer that are neither its first nor its last."""
+    return expected_tokens(prompt, SamplingParams(max_tokens=30, ignore_eos=True), 512)[1:-1]
 
 
 def test_min_tokens_holds_a_stop_token_back():
@@ -142,18 +141,17 @@ def test_a_request_whose_leader_is_aborted_computes_for_itself():
 
 def test_a_held_request_waits_no_longer_than_recomputing_would_take():
     harness = Harness()
-    _, follower = harness.submit_together([prompt_of(100)] * 2, max_tokens=4)
-    status = harness.router.requests[follower.slot]
-    assert status.status is RequestStatus.QUEUED
-    harness.clock.advance(0.01)
-    harness.step_all()
-    deadline = harness.router.next_deadline()
-    assert deadline is not None and deadline < harness.clock.now + 0.2
+    _, follower = harness.submit_together([prompt_of(400)] * 2, max_tokens=4)
+    request = harness.router.requests[follower.slot]
+    assert request.status is RequestStatus.QUEUED
+    deadline = harness.router.engine.planner.hold_deadline
+    assert deadline == pytest.approx(harness.clock.now + 2 * 400 / 1000 + 2 * 0.01, abs=0.1)
     harness.clock.advance(10.0)
     harness.step_all()
-    assert status.status is RequestStatus.PREFILLING
+    assert request.status is RequestStatus.PREFILLING
     harness.run()
     harness.check_tokens(follower)
+    harness.check_idle()
 
 
 def test_prompt_logprobs_compute_all_but_leave_their_pages():
@@ -267,8 +265,9 @@ def test_a_failed_row_ends_alone_and_leaves_no_page():
     assert bad.finishes == [FinishReason.ERROR] and bad.last.error == "logits are not finite"
     harness.run()
     harness.check_tokens(good)
-    assert harness.submit(prompt_of(40, 1), max_tokens=1) and harness.ledger.groups["full"].num_cached == 2
+    again = harness.submit(prompt_of(40, 1), max_tokens=1)
     harness.run()
+    assert again.num_cached == 0
     harness.check_idle()
 
 
