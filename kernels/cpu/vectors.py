@@ -102,6 +102,12 @@ class Element:
             return f.load(address, vector(lanes, F32) if lanes > 1 else F32)
         return bf16_bits_to_f32(f, f.load(address, vector(lanes, I16) if lanes > 1 else I16))
 
+    def load_vector_f32(self, f: Function, address: Value, lanes: int) -> Value:
+        """As `load_f32`, but a vector even of one lane."""
+        if not self.is_bf16:
+            return f.load(address, vector(lanes, F32))
+        return bf16_bits_to_f32(f, f.load(address, vector(lanes, I16)))
+
     def load_f32_masked(self, f: Function, address: Value, mask: Value) -> Value:
         lanes = lanes_of(mask.type)
         if not self.is_bf16:
