@@ -125,10 +125,7 @@ def _penalize(logits: torch.Tensor, edits: list[tuple[int, LogitEdits, TokenCoun
     flat, places = _places(logits, [(index, counts.ids) for index, _, counts in edits])
     sizes = [len(counts.ids) for _, _, counts in edits]
     factors = np.array(
-        [
-            (e.params.repetition_penalty, e.params.frequency_penalty, e.params.presence_penalty)
-            for _, e, _ in edits
-        ],
+        [(e.params.repetition_penalty, e.params.frequency_penalty, e.params.presence_penalty) for _, e, _ in edits],
         dtype=np.float32,
     )
     repetition, frequency, presence = torch.from_numpy(np.repeat(factors, sizes, axis=0).T.copy()).to(logits.device)

@@ -13,7 +13,8 @@ def _mix(state: np.ndarray) -> np.ndarray:
     state = state + _GAMMA
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    mixed: np.ndarray = state ^ (state >> np.uint64(31))
+    return mixed
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -82,9 +82,7 @@ class Sampler:
             return [], None
         row_list = rows.tolist()
         edits = [
-            (index, int(positions[index]), known.edits[row])
-            for index, row in enumerate(row_list)
-            if row in known.edits
+            (index, int(positions[index]), known.edits[row]) for index, row in enumerate(row_list) if row in known.edits
         ]
         scored = [index for index, row in enumerate(row_list) if row in known.num_logprobs]
         if not scored:

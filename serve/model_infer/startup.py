@@ -135,7 +135,9 @@ def _allocate(states: StateCoordinator, plan: MemoryPlan) -> None:
     try:
         states.allocate(plan.num_pages)
     except (OSError, RuntimeError) as error:
-        raise StartError(f"cannot allocate a pool of {plan.pool_bytes} bytes ({error}): lower --mem_fraction") from error
+        raise StartError(
+            f"cannot allocate a pool of {plan.pool_bytes} bytes ({error}): lower --mem_fraction"
+        ) from error
 
 
 def _make_runner(

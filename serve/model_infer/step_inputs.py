@@ -12,7 +12,7 @@ from models.forward import ForwardBatch
 class PromptSpan:
     """Prompt tokens whose log-probabilities a chunk gives.
 
-    targets: int64 [n], the tokens to score, in order. first_logit: `targets[i]` is scored by logits row first_logit + i.
+    targets: int64 [n], the tokens to score, in order. first_logit: logits row first_logit + i scores `targets[i]`.
     """
 
     row: int
@@ -24,9 +24,9 @@ class PromptSpan:
 class StepInputs:
     """One step's forward batch and what is done with its logits.
 
-    rows: int64 [B], batch rows in packed order. The first S logits rows sample, the rest belong to `prompt_spans`. sample_rows: int64 [S], batch rows in the order
-    of their logits; sample_index is the same on the device. sample_positions: int64 [S], positions of the tokens that
-    are about to be sampled. num_tokens: tokens computed.
+    rows: int64 [B], batch rows in packed order. The first S logits rows sample, the rest belong to `prompt_spans`.
+    sample_rows: int64 [S], batch rows in the order of their logits; sample_index is the same on the device.
+    sample_positions: int64 [S], positions of the tokens about to be sampled. num_tokens: tokens computed.
     """
 
     forward: ForwardBatch

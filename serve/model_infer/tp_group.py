@@ -57,8 +57,13 @@ def join_group(rank: int, size: int, device: torch.device, store_path: Path, tim
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         backend = "gloo"
-    store = dist.FileStore(str(store_path), size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{store_path}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
     return DistributedGroup(rank, size)
 
 

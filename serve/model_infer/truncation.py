@@ -108,9 +108,7 @@ def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torc
     return values, ids, num_certain
 
 
-def _masses(
-    logits: torch.Tensor, maxima: torch.Tensor, floors: torch.Tensor, params: TruncationParams
-) -> torch.Tensor:
+def _masses(logits: torch.Tensor, maxima: torch.Tensor, floors: torch.Tensor, params: TruncationParams) -> torch.Tensor:
     """Sum of exp(logit - maximum) over the tokens that min_p leaves, float64 [R]; by blocks, see `draw_full`.
 
     Only top_p without top_k asks for it: zeros when no row does.

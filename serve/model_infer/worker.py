@@ -55,7 +55,7 @@ class Worker:
         }
 
     def run(self, ready: ChildReady) -> None:
-        """Tell the launcher that all is ready, then serve until StopChild. Raises PlanError and whatever a step does."""
+        """Tell the launcher that all is ready, then serve until StopChild. Raises what a step raises."""
         parent = self._context.parent
         self._inbox.add_wakeup(parent.fileno())
         self._inbox.add_wakeup(self._control.fileno())

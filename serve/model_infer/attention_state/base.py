@@ -64,5 +64,3 @@ class AttentionState(ABC):
     @abstractmethod
     def restore(self, rows: np.ndarray, pages: np.ndarray) -> None:
         """Make checkpoint pages int64 [N] the running state of rows int64 [N]."""
-
-
