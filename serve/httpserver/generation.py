@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class GenerationSpec:
     prompts: list[np.ndarray]
     sampling: SamplingParams
     n: int = 1
-    rules: TextRules = TextRules()
+    rules: TextRules = field(default_factory=TextRules)
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str | None = None
@@ -45,7 +45,9 @@ class Generation:
     service's `close` must be called whatever happened.
     """
 
-    def __init__(self, spec: GenerationSpec, sequences: list[Sequence], on_abort: Callable[["Generation"], None]) -> None:
+    def __init__(
+        self, spec: GenerationSpec, sequences: list[Sequence], on_abort: Callable[["Generation"], None]
+    ) -> None:
         self.spec = spec
         self.sequences = sequences
         self.slots: list[int] = []
@@ -88,7 +90,7 @@ class Generation:
         self.fail(ClientGoneError())
 
     async def next_deltas(self) -> list[Delta]:
-        """All deltas that are there; waits for a first one. Raises ApiError or ClientGoneError where the request failed."""
+        """All deltas that are there; waits for a first one. Raises ApiError or ClientGoneError if the request failed."""
         while not self._deltas:
             if self._failure is not None:
                 raise self._failure

@@ -144,7 +144,7 @@ def _add_space_rules(tokenizer: Tokenizer, add_space_prefix: bool) -> None:
 
 
 def merges_from_scores(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """BPE merges that give what SentencePiece's scores give: pieces by falling score, each from every pair of pieces."""
+    """BPE merges that give what SentencePiece's scores give: by falling score, each from every pair of pieces."""
     rank = {token: index for index, token in enumerate(tokens)}
     found: list[tuple[float, int, int, str, str]] = []
     for token, score in zip(tokens, scores, strict=True):

@@ -1,6 +1,6 @@
 """Request bodies of the OpenAI API, strict: wrong types and unknown fields are errors that name the field.
 
-Fields beyond OpenAI's have vLLM's names. Limits on counts keep one request from costing the server more than its tokens.
+Fields beyond OpenAI's have vLLM's names. Limits on counts keep one request from costing more than its tokens.
 """
 
 from collections.abc import Callable

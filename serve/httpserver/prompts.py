@@ -68,13 +68,20 @@ class PromptEncoder:
             raise bad_request(str(error), "messages") from error
         return await self._text(text, add_special_tokens, "messages")
 
+    async def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text of any length."""
+        if len(text) <= INLINE_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Raises a 400 unless all ids are in the vocabulary."""
+        check_prompt_ids(np.array(ids, np.uint32), self._vocab_size, param)
+
     async def _text(self, text: str, add_special_tokens: bool, param: str) -> EncodedPrompt:
         if len(text) > self._max_total_tokens * self._tokenizer.max_token_chars:
             raise self.too_long(None, param)
-        if len(text) <= INLINE_CHARS:
-            ids = self._tokenizer.encode(text, add_special_tokens)
-        else:
-            ids = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
+        ids = await self.ids_of(text, add_special_tokens)
         if not ids and self._tokenizer.bos_token_id is not None:
             ids = [self._tokenizer.bos_token_id]
         if not ids:

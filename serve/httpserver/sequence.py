@@ -61,8 +61,8 @@ class TextRules:
 class Sequence:
     """Text, counts and ending of one sequence.
 
-    num_tokens: generated tokens that count. cached_tokens: by tier, None until known. ended_here: a stop string ended it,
-    which the router does not know yet.
+    num_tokens: generated tokens that count. cached_tokens: by tier, None until known. ended_here: a stop string ended
+    it, which the router does not know yet.
     """
 
     def __init__(self, index: int, rules: TextRules, detokenizer: Detokenizer) -> None:
@@ -85,9 +85,13 @@ class Sequence:
             self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs and self._prompt_logprobs is not None:
             self._prompt_logprobs.extend(output.prompt_logprobs)
-        text = self._take_tokens(output) if self._rules.keep_tokens else ""
-        if output.finish_reason is not None and self.ending is None:
-            text += self._finish(output.finish_reason)
+        if self._rules.keep_tokens:
+            text = self._take_tokens(output)
+            if output.finish_reason is not None and self.ending is None:
+                text += self._finish(output.finish_reason)
+        else:
+            text = ""
+            self.ending = None if output.finish_reason is None else Ending.LENGTH
         self._num_emitted += len(text)
         tokens = self._released_tokens() if self._pending else []
         ready = bool(output.token_ids) or self.ending is not None

@@ -85,7 +85,9 @@ class _TokenByToken:
         return text.encode()
 
 
-def _converter(tokenizer: Tokenizer, steps: dict[str, dict[str, object]]) -> _ByteLevel | _SentencePiece | _TokenByToken:
+def _converter(
+    tokenizer: Tokenizer, steps: dict[str, dict[str, object]]
+) -> _ByteLevel | _SentencePiece | _TokenByToken:
     if "ByteLevel" in steps:
         return _ByteLevel()
     if "Metaspace" in steps:

@@ -22,7 +22,7 @@ class TokenizerError(Exception):
 class ServeTokenizer:
     """One model's tokenizer. Safe to call from several threads.
 
-    special_tokens: by role (`bos_token` ...). eos_token_ids: tokens that end a generation. vocab_size: ids are below it.
+    special_tokens: by role (`bos_token` ...). eos_token_ids: they end a generation. vocab_size: ids are below it.
     """
 
     def __init__(
