@@ -60,7 +60,7 @@ async def metrics(request: Request) -> Response:
     state = state_of(request)
     update_gauges(state)
     total = state.service.metrics if state.board is None else state.board.total()
-    parts = {"varve_engine_up": float(state.service.is_up)}
+    parts: dict[str, Any] = {"varve_engine_up": float(state.service.is_up)}
     if state.service.is_up:
         for part in ("router", "cache"):
             parts.update(await _statistics_of(state, part))
@@ -74,7 +74,7 @@ def update_gauges(state: AppState) -> None:
     service.metrics.gauges["varve_http_free_slots"] = float(service.num_free_slots)
 
 
-async def _statistics_of(state: AppState, part: str) -> dict[str, float]:
+async def _statistics_of(state: AppState, part: str) -> dict[str, Any]:
     run_dir = state.settings.run_dir
     if run_dir is None or not (run_dir / f"{PARTS[part]}.sock").exists():
         return {}

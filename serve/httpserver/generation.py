@@ -90,7 +90,7 @@ class Generation:
         self.fail(ClientGoneError())
 
     async def next_deltas(self) -> list[Delta]:
-        """All deltas that are there; waits for a first one. Raises ApiError or ClientGoneError if the request failed."""
+        """All deltas that are there; waits for a first one. Raises ApiError or ClientGoneError if it failed."""
         while not self._deltas:
             if self._failure is not None:
                 raise self._failure

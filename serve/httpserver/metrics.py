@@ -8,7 +8,7 @@ its predecessor's snapshot, so that counters never fall.
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,35 +165,53 @@ class _Collector:
                 family.add_metric(labels, value)
             yield family
         for name, histogram in self._total.histograms().items():
-            yield HistogramMetricFamily(name, histogram.help, _cumulative(histogram.counts), histogram.sum)
-        for name, value in {**self._total.gauges, **self._parts}.items():
-            yield GaugeMetricFamily(name, f"{name} as its owner reports it", value)
+            yield _histogram_family(name, histogram.help, SECONDS, histogram.counts, histogram.sum)
+        for name, value in self._total.gauges.items():
+            yield GaugeMetricFamily(name, _help_of(name), value)
+        for name, value in self._parts.items():
+            yield _family_of_part(name, value)
 
 
-def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
-    bounds, total, found = [*(str(float(bound)) for bound in SECONDS), "+Inf"], 0, []
-    for bound, count in zip(bounds, counts, strict=True):
-        total += count
-        found.append((bound, float(total)))
-    return found
+def _family_of_part(name: str, value: Any) -> Any:
+    """A number or a histogram that another process reports; names in `num_` count since its start."""
+    name = f"{name[:-2]}_seconds" if name.endswith("_s") else name
+    if isinstance(value, dict):
+        return _histogram_family(name, _help_of(name), value["bounds"], value["counts"], value["sum"])
+    if "_num_" in name:
+        return CounterMetricFamily(name.replace("_num_", "_"), _help_of(name), value)
+    return GaugeMetricFamily(name, _help_of(name), value)
 
 
-def flatten_statistics(area: str, statistics: Any) -> dict[str, float]:
-    """Numbers of nested statistics by metric name; names that begin with `varve_` stay as they are."""
-    found: dict[str, float] = {}
+def _help_of(name: str) -> str:
+    return f"{name.removeprefix('varve_').replace('_', ' ')}, as its owner reports it"
+
+
+def _histogram_family(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Any:
+    buckets, running = [], 0
+    for bound, count in zip([*(str(float(bound)) for bound in bounds), "+Inf"], counts, strict=True):
+        running += count
+        buckets.append((bound, float(running)))
+    return HistogramMetricFamily(name, text, buckets, total)
+
+
+def flatten_statistics(area: str, statistics: Any) -> dict[str, Any]:
+    """Numbers and histograms of nested statistics by metric name; names in `varve_` stay as they are."""
+    found: dict[str, Any] = {}
     prefix = area if area.startswith("varve_") else f"varve_{area}"
-    if isinstance(statistics, dict):
+    name = "".join(letter if letter.isascii() and (letter.isalnum() or letter == "_") else "_" for letter in prefix)
+    if isinstance(statistics, dict) and statistics.keys() == {"bounds", "counts", "sum"}:
+        found[name] = statistics
+    elif isinstance(statistics, dict):
         for key, value in statistics.items():
-            name = str(key) if str(key).startswith("varve_") else f"{prefix}_{key}"
-            found.update(flatten_statistics(name, value))
+            below = str(key).removeprefix(f"{area}_")
+            found.update(flatten_statistics(below if below.startswith("varve_") else f"{prefix}_{below}", value))
     elif isinstance(statistics, (bool, int, float)):
-        name = "".join(letter if letter.isascii() and (letter.isalnum() or letter == "_") else "_" for letter in prefix)
         found[name] = float(statistics)
     return found
 
 
-def render(total: HttpMetrics, parts: dict[str, float]) -> bytes:
-    """The text of /metrics; parts: gauges of other processes by name."""
+def render(total: HttpMetrics, parts: dict[str, Any]) -> bytes:
+    """The text of /metrics; parts: what `flatten_statistics` gave of other processes."""
     registry = CollectorRegistry()
     registry.register(_Collector(total, parts))
     text: bytes = generate_latest(registry)

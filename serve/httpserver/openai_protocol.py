@@ -19,6 +19,15 @@ MAX_TOKEN_ID = 2**32 - 1
 INT64 = 2**63
 
 
+class _FirstError(FailFast):
+    """One error of a long list is enough; hashable, so that it can stand in a union."""
+
+    __hash__ = object.__hash__
+
+
+FIRST_ERROR = _FirstError()
+
+
 def _is_token_list(value: list[Any]) -> bool:
     return all(type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value)
 
@@ -177,7 +186,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[dict[str, Any]], FailFast()] | None = None
+    content: str | Annotated[list[dict[str, Any]], FIRST_ERROR] | None = None
 
 
 class ToolDefinition(BaseModel):
@@ -192,12 +201,12 @@ class ToolDefinition(BaseModel):
 class ChatCompletionRequest(SamplingRequest):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], FIRST_ERROR] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     logprobs: Flag = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: Annotated[list[ToolDefinition], FailFast()] | None = Field(None, max_length=128)
+    tools: Annotated[list[ToolDefinition], FIRST_ERROR] | None = Field(None, max_length=128)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -217,15 +226,15 @@ class TokenizeRequest(StrictModel):
 
     model: str | None = Field(None, max_length=512)
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], FailFast()] | None = Field(None, min_length=1)
+    messages: Annotated[list[ChatMessage], FIRST_ERROR] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[ToolDefinition], FailFast()] | None = Field(None, max_length=128)
+    tools: Annotated[list[ToolDefinition], FIRST_ERROR] | None = Field(None, max_length=128)
 
 
 class DetokenizeRequest(StrictModel):
     """Body of /detokenize."""
 
     model: str | None = Field(None, max_length=512)
-    tokens: Annotated[list[TokenId], FailFast()]
+    tokens: Annotated[list[TokenId], FIRST_ERROR]

@@ -33,7 +33,7 @@ from serve.ipc.messages import (
     SubmitRequest,
 )
 from serve.ipc.request_table import RequestTable
-from serve.types import FinishReason
+from serve.types import CacheTier, FinishReason
 
 logger = logging.getLogger(__name__)
 SEED_MASK = 2**63 - 1
@@ -234,6 +234,10 @@ class RequestService:
         if request.deadline is not None:
             request.deadline.cancel()
         self._abort(request)
+        usage = request.usage()
+        self.metrics.prompt_tokens.inc(usage.num_prompt)
+        for tier in CacheTier:
+            self.metrics.cached_tokens.inc(usage.cached[tier], tier.name.lower())
 
     def _forget(self, slot: int) -> None:
         del self._active[slot]

@@ -6,11 +6,12 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from models.packaged import cache_dir as model_cache_dir
 from serve.httpserver.chat_template import ChatTemplate, ChatTemplateError
 from serve.httpserver.detokenizer import Detokenizer
 from serve.httpserver.gguf_metadata import GGUFError
 from serve.httpserver.token_bytes import byte_characters, token_bytes_table
-from serve.httpserver.tokenizer_cache import default_cache_dir, load_gguf_entry
+from serve.httpserver.tokenizer_cache import load_gguf_entry
 
 TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -66,16 +67,18 @@ class ServeTokenizer:
 def load_tokenizer(path: Path, cache_dir: Path | None = None, dummy: bool = False) -> ServeTokenizer:
     """The tokenizer of a model: a GGUF file, or a directory with tokenizer.json or a GGUF file.
 
-    dummy: a directory without any gets one token a byte. Raises TokenizerError.
+    cache_dir: where a converted GGUF tokenizer is kept; default: beside the packaged models. dummy: a directory without
+    any gets one token a byte. Raises TokenizerError.
     """
+    kept = cache_dir or model_cache_dir() / "tokenizers"
     try:
         if path.is_file():
-            return _from_gguf(path, cache_dir or default_cache_dir())
+            return _from_gguf(path, kept)
         if (path / "tokenizer.json").is_file():
             return _from_directory(path)
         shards = sorted(path.glob("*.gguf"))
         if shards:
-            return _from_gguf(shards[0], cache_dir or default_cache_dir())
+            return _from_gguf(shards[0], kept)
     except (OSError, GGUFError, ChatTemplateError, ValueError) as error:
         raise TokenizerError(f"cannot load the tokenizer of {path}: {error}") from error
     if dummy:

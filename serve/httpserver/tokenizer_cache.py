@@ -30,14 +30,6 @@ class GGUFTokenizerEntry(msgspec.Struct):
     chat_template: str | None
 
 
-def default_cache_dir() -> Path:
-    """Where converted tokenizers are kept: `varve/tokenizers` in the user's cache directory."""
-    base = os.environ.get("VARVE_CACHE_DIR")
-    if base:
-        return Path(base) / "tokenizers"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "varve" / "tokenizers"
-
-
 def load_gguf_entry(path: Path, cache_dir: Path) -> GGUFTokenizerEntry:
     """The tokenizer of a GGUF file, from the cache where it is there. Raises GGUFError, OSError."""
     cached = cache_dir / f"{_entry_name(path)}.msgpack"
