@@ -24,7 +24,10 @@ def request_id_of(scope: Scope) -> str:
 
 
 class RequestContext:
-    """Sets `scope["varve.request_id"]`, returns it as X-Request-Id, logs one line and counts the request."""
+    """Sets `scope["varve.request_id"]`, returns it as X-Request-Id, logs one line and counts the request.
+
+    `scope["varve.send"]` is the way past the middleware, for the many body messages of a stream.
+    """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
@@ -35,6 +38,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = scope["varve.request_id"] = request_id_of(scope)
+        scope["varve.send"] = send
         began, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:

@@ -76,6 +76,7 @@ class EventStream(GenerationResponse):
             await error.response()(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        send = scope["varve.send"]
         try:
             await self._send_deltas(send)
             last = self.answer.end(self.generation.usage())

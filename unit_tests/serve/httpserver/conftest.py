@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI
 
 from models.packaged import pull
 from serve.httpserver.app import create_app
 from serve.httpserver.metrics import HttpMetrics
+from serve.httpserver.process import QuietServer
 from serve.httpserver.request_service import RequestService, ServiceSettings
 from serve.httpserver.state import AppSettings
 from serve.httpserver.tokenizer import ServeTokenizer, load_tokenizer
@@ -113,3 +115,25 @@ def bench(build: Build) -> Bench:
 def run() -> Callable[[Any], Any]:
     """Run a coroutine to its end."""
     return asyncio.run
+
+
+@asynccontextmanager
+async def listening(app: FastAPI) -> AsyncIterator[str]:
+    """The app behind a real uvicorn on loopback; gives its address."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None, access_log=False)
+    server = QuietServer(config)
+    serving = asyncio.get_running_loop().create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture
+def serve_app() -> Callable[[FastAPI], Any]:
+    """`async with serve_app(app) as url`."""
+    return listening
