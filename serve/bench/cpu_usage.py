@@ -49,7 +49,7 @@ class ServerCpu:
         for process in processes:
             try:
                 cpu = process.cpu_times()
-                role = "launcher" if process == self._root else role_of(process.cmdline())
+                role = "main" if process == self._root else role_of(process.cmdline())
                 times[process.pid, process.create_time()] = _ProcessTime(role, cpu.user + cpu.system)
             except psutil.Error:
                 continue
@@ -57,7 +57,7 @@ class ServerCpu:
 
 
 def role_of(command_line: list[str]) -> str:
-    """`router`, `worker` and so on of one of our children, else the name of the program."""
+    """`router`, `worker` and so on of one of our children, else the name of the program; the root is `main`."""
     if CHILD_MODULE in command_line[:-1]:
         return command_line[command_line.index(CHILD_MODULE) + 1]
     return command_line[0].rpartition("/")[2] if command_line else "?"

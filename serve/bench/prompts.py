@@ -1,5 +1,6 @@
 """Prompts of a wanted length, repeatable by seed and distinct from each other."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +10,8 @@ from serve.bench.flags import BenchError
 from serve.bench.words import WORDS
 
 Prompt = list[int] | str
+
+MIN_WORDS = 64
 
 
 class PromptMaker(Protocol):
@@ -39,42 +42,37 @@ class TokenIdPrompts:
 class WordPrompts:
     """Random common English words, each with a space before it: one token a word in nearly every tokenizer."""
 
+    def __init__(self, words: Sequence[str] = WORDS) -> None:
+        self._words = [" " + word for word in words]
+
     def make(self, length: int, rng: np.random.Generator) -> Prompt:
-        return "".join(" " + WORDS[i] for i in rng.integers(0, len(WORDS), size=length))
+        return "".join(self._words[i] for i in rng.integers(0, len(self._words), size=length))
 
     def join(self, parts: list[Prompt]) -> Prompt:
         return "".join(part for part in parts if isinstance(part, str))
 
 
-class ExactWordPrompts(WordPrompts):
-    """Random words counted with the model's own tokenizer, special tokens not included."""
+def single_token_words(path: Path) -> list[str]:
+    """The words that are one token each, also beside others, for the tokenizer at `path` (a file or its directory)."""
+    from tokenizers import Tokenizer
 
-    def __init__(self, path: Path) -> None:
-        from tokenizers import Tokenizer
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise BenchError(f"--tokenizer {path}: {' '.join(str(error).split())}") from error
 
-        file = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise BenchError(f"--tokenizer {path}: {' '.join(str(error).split())}") from error
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def make(self, length: int, rng: np.random.Generator) -> Prompt:
-        words = [" " + WORDS[i] for i in rng.integers(0, len(WORDS), size=length)]
-        while (excess := self._count(words) - length) != 0:
-            if excess < 0:
-                words.append(" " + WORDS[int(rng.integers(0, len(WORDS)))])
-            elif len(words) > 1:
-                words.pop()
-            else:
-                raise BenchError(f"no random words of exactly {length} tokens with this tokenizer")
-        return "".join(words)
-
-    def _count(self, words: list[str]) -> int:
-        return len(self._tokenizer.encode("".join(words), add_special_tokens=False).ids)
+    words = [word for word in WORDS if count(f" {word}") == 1]
+    if len(words) < MIN_WORDS or count("".join(f" {word}" for word in words)) != len(words):
+        raise BenchError(f"--tokenizer {path}: too few common words are one token each; use --prompt_format token_ids")
+    return words
 
 
 def prompt_maker(uses_token_ids: bool, vocab_size: int, tokenizer: Path | None) -> PromptMaker:
     """The maker that the options ask for."""
     if uses_token_ids:
         return TokenIdPrompts(vocab_size)
-    return ExactWordPrompts(tokenizer) if tokenizer else WordPrompts()
+    return WordPrompts(single_token_words(tokenizer) if tokenizer else WORDS)
