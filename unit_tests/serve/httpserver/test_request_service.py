@@ -148,8 +148,8 @@ def test_a_client_that_leaves_is_aborted_at_once(bench, run, serve_app, stream):
             host, port = url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             body = json.dumps({**BODY, "stream": stream, "n": 2}).encode()
-            head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
+            head = ["Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+            writer.write("\r\n".join([f"POST {URL} HTTP/1.1", *head, "", ""]).encode() + body)
             await wait_for(lambda: len(bench.router.running) == 2)
             bench.router.step()
             if stream:
