@@ -43,7 +43,7 @@ def resolve(serve: ServeConfig, model: ModelShape, machine: MachineShape, run_di
         model_name=serve.served_model_name or model.name,
         run_dir=run_dir,
         device=device,
-        data_type=resolve_data_type(serve, model.dtype, device),
+        data_type=resolve_data_type(serve, model.dtype),
         threads_per_worker=max(1, (serve.cpu_threads or machine.cores) // serve.tp),
         max_req_total_len=resolve_length_limit(serve, model.context_length),
         batch_max_tokens=batch_max_tokens,
@@ -63,11 +63,11 @@ def resolve_token_budgets(serve: ServeConfig, device: str) -> tuple[int, int]:
     return batch, chunk
 
 
-def resolve_data_type(serve: ServeConfig, model_dtype: str, device: str) -> Literal["bfloat16", "float32"]:
-    """auto: float32 on CPUs, which compute little else; on GPUs float32 for a float32 checkpoint, else bfloat16."""
+def resolve_data_type(serve: ServeConfig, model_dtype: str) -> Literal["bfloat16", "float32"]:
+    """auto: float32 for a float32 checkpoint, else bfloat16, whatever the device."""
     if serve.data_type != "auto":
         return serve.data_type
-    return "float32" if device == "cpu" or model_dtype == "float32" else "bfloat16"
+    return "float32" if model_dtype == "float32" else "bfloat16"
 
 
 def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
