@@ -101,7 +101,6 @@ def test_a_probe_is_answered_with_a_miss_a_group_and_a_stop_ends_it(cache: Cache
     cache.pipe.send(StopChild(0))
     assert cache.process.wait(20) == 0
     router.close()
-    assert not list(run_dir.glob("*.sock"))
 
 
 def test_after_an_engine_restart_the_new_router_is_answered(cache: CacheProcess, run_dir: Path) -> None:
