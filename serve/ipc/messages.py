@@ -109,6 +109,101 @@ class ProbeReply(Message):
     disk: dict[str, bytes]
 
 
+class PageRange(msgspec.Struct, frozen=True, array_like=True):
+    """Pages [first, first + count) of one state group; for checkpoints `first` is the boundary's page index."""
+
+    group: str
+    first: int
+    count: int
+
+
+class Acquire(Message):
+    """Pin exactly these objects (all or none) for a load; disk pages are promoted first. Names: the request table.
+
+    `deadline_s`: the lease ends by itself after this many seconds unless `Begin` came.
+    """
+
+    job: JobId
+    slot: int
+    generation: int
+    ranges: list[PageRange]
+    num_ranks: int
+    deadline_s: float
+
+
+class AcquireReply(Message):
+    """Host slots by range, in order, with the generations to compare after the copy; or what is missing.
+
+    Nothing is pinned when something is missing. An object of n slots gives n entries. `promoted`: how many of the
+    objects came from disk.
+    """
+
+    job: JobId
+    slots: list[list[int]]
+    generations: list[list[int]]
+    missing: list[PageRange]
+    promoted: int = 0
+
+
+class Begin(Message):
+    """The job goes to the workers now.
+
+    From here only all ranks' answers (or the reaping of the engine group) end the lease.
+    """
+
+    job: JobId
+
+
+class Release(Message):
+    """The holder gives the lease or the claim back without having begun it."""
+
+    job: JobId
+
+
+class Claim(Message):
+    """Give slots to store these objects into (`atomic`: they are published together or not at all).
+
+    What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated
+    32-byte names in the order of the ranges) for pages whose request may be gone.
+    """
+
+    job: JobId
+    slot: int
+    generation: int
+    ranges: list[PageRange]
+    num_ranks: int
+    deadline_s: float
+    atomic: bool = False
+    names: bytes = b""
+
+
+class ClaimReply(Message):
+    """Pages that may be stored, with their host slots: (group, page index, slots, generations).
+
+    Empty: nothing to do or no room.
+    """
+
+    job: JobId
+    granted: list[tuple[str, int, list[int], list[int]]]
+    num_present: int = 0
+    num_refused: int = 0
+
+
+class Resync(Message):
+    """From a restarted cache manager to every worker: which jobs, and which of their host slots, are in use?"""
+
+    nonce: int
+
+
+class SlotsInUse(Message):
+    """A worker's answer to Resync: jobs that have not ended on this rank, and all host slots that they touch."""
+
+    nonce: int
+    rank: int
+    jobs: list[JobId]
+    slots: list[int]
+
+
 # --- router <-> workers ----------------------------------------------------------------------------------------------
 
 
@@ -215,7 +310,7 @@ class JobAnswer(Message):
 class ChildStart(Message):
     """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data.
 
-    module: what to run instead of the role's own module, where set.
+    module: what to run instead of the role's own module, where set. restarts: earlier lives of this child.
     """
 
     epoch: int
@@ -223,6 +318,7 @@ class ChildStart(Message):
     model: dict[str, object]
     fds: dict[str, int]
     module: str = ""
+    restarts: int = 0
 
 
 class ChildReady(Message):

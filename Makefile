@@ -1,0 +1,37 @@
+# One set of commands for people and for CI. `make serve` and `make test` start from a fresh machine with Python >= 3.11.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2-135m
+FLAGS ?=
+
+.PHONY: install serve test check format soak clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@
+
+serve: install
+	$(BIN)/varve serve $(MODEL) $(FLAGS)
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+soak: install
+	$(BIN)/python test/soak.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info
