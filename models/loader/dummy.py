@@ -6,7 +6,7 @@ import json
 import torch
 
 from models.config import ModelConfig
-from models.loader.plan import Piece, WeightPlan, WeightReader
+from models.weight_plan import Piece, WeightPlan, WeightReader
 from models.weights_digest import DIGEST_BYTES
 
 _SCALE = 0.02 * 3**0.5  # uniform in [-a, a] with the usual standard deviation of 0.02

@@ -14,12 +14,12 @@ from models.layers.decoder import DecoderModel
 from models.loader.digest import BlockDigester
 from models.loader.dummy import DummyReader, dummy_digest
 from models.loader.gguf import GgufReader
-from models.loader.plan import Piece, WeightPlan, WeightReader, check_names
 from models.loader.safetensors import SafetensorsReader
 from models.parallel import TensorParallel
 from models.registry import load_family
 from models.sharding import shard_model
 from models.source import ModelSource, Progress
+from models.weight_plan import Piece, WeightPlan, WeightReader, check_names
 
 
 @dataclass(frozen=True)
