@@ -25,9 +25,14 @@ class PageCost:
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """What the flags ask for, and what there is. budget_bytes: memory that the pools may take on this rank."""
+    """What the flags ask for, and what there is.
+
+    is_length_fixed: the user asked for max_req_total_len; else the launcher lowers it to what the pool holds.
+    budget_bytes: memory that the pools may take on this rank.
+    """
 
     max_req_total_len: int
+    is_length_fixed: bool
     running_max_req_size: int
     max_total_token_num: int | None
     mem_fraction: float
@@ -46,22 +51,18 @@ class MemoryPlan:
     limit: str
 
     def summary(self) -> dict[str, object]:
-        """Plain data for the line that the launcher prints at start."""
-        return {
-            "num_pages": dict(self.num_pages),
-            "num_tokens": self.num_tokens,
-            "pool_bytes": self.pool_bytes,
-            "budget_bytes": self.budget_bytes,
-            "limit": self.limit,
-        }
+        """Plain data for the summary that the launcher prints at start; numbers are bytes."""
+        return {"pool": self.pool_bytes, "budget": self.budget_bytes, "limit": self.limit}
 
 
 def plan_memory(costs: Mapping[str, PageCost], request: MemoryRequest) -> MemoryPlan:
     """Pages for every group, each covering the same number of tokens.
 
-    Raises StartError with one line when a request of the longest allowed length would not fit.
+    Raises StartError with one line when a request of the length that the user asked for would not fit, or not a page.
     """
     needed = request.max_req_total_len + 1  # the token computed ahead of the last result
+    if not request.is_length_fixed:
+        needed = min(needed, max(cost.page_tokens for cost in costs.values()))
     num_tokens, limit = _wanted_tokens(costs, request)
     if num_tokens < needed:
         raise StartError(_too_small(costs, request, num_tokens, needed))
