@@ -36,6 +36,10 @@ class CpuBackend(KernelBackend):
     def num_threads(self) -> int:
         return self._runtime.num_threads
 
+    @property
+    def instruction_set(self) -> InstructionSet:
+        return self._runtime.target.instruction_set
+
     def close(self) -> None:
         """End the worker threads. Optional: the interpreter's exit does it too."""
         self._runtime.close()

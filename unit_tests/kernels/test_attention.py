@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu.backend import CpuBackend
+from kernels.cpu.jit import best_instruction_set
 from kernels.reference import ReferenceBackend
 from unit_tests.kernels.builders import DTYPES, PagedCase, assert_close, paged_case, randn
 
@@ -40,6 +41,8 @@ def test_paged_attention(
     head_dim: int,
     page_size: int,
 ) -> None:
+    if backend.instruction_set is not best_instruction_set() and head_dim > 80:
+        pytest.skip("one large head dimension less to compile")
     shape = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "page_size": page_size}
     for contexts, queries in BATCHES.values():
         case = paged_case(generator, contexts, queries, dtype=dtype, is_filled=True, **shape)

@@ -1,22 +1,33 @@
 """Linear layers, with and without what is fused into them, against the oracle in float64."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from kernels.cpu.backend import CpuBackend
+from kernels.cpu.jit import best_instruction_set
 from kernels.reference import ReferenceBackend
 from unit_tests.kernels.builders import DTYPES, assert_close, randn
 
 ORACLE = ReferenceBackend()
 TOKENS = [1, 2, 3, 5, 7, 8, 9, 17, 31, 33, 100]
-SHAPES = [(48, 64), (100, 37), (33, 5), (576, 131)]  # (K, N)
+SHAPES = [(48, 64), (100, 37), (33, 19), (576, 131)]  # (K, N)
+FEWER_TOKENS, FEWER_SHAPES = [1, 5, 9, 33], [(100, 37)]
+
+
+def cases(backend: CpuBackend) -> Iterator[tuple[int, int, int]]:
+    """(tokens, K, N): all on the CPU's best instructions with two threads, a few on the rest (each is a compilation)."""
+    is_main = backend.instruction_set is best_instruction_set()
+    tokens = TOKENS if is_main else FEWER_TOKENS
+    shapes = SHAPES if is_main and backend.num_threads == 2 else FEWER_SHAPES
+    return ((t, k, n) for k, n in shapes for t in tokens)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("k, n", SHAPES)
-def test_linear(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype, k: int, n: int) -> None:
-    weight, bias = randn(generator, n, k, dtype=dtype), randn(generator, n, dtype=dtype)
-    for num_tokens in TOKENS:
+def test_linear(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype) -> None:
+    for num_tokens, k, n in cases(backend):
+        weight, bias = randn(generator, n, k, dtype=dtype), randn(generator, n, dtype=dtype)
         x = randn(generator, num_tokens, k, dtype=dtype)
         expected = ORACLE.linear(x.double(), weight.double())
         assert_close(backend.linear(x, weight), expected)
@@ -24,10 +35,9 @@ def test_linear(backend: CpuBackend, generator: torch.Generator, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("k, n", SHAPES)
-def test_linear_residual(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype, k: int, n: int) -> None:
-    weight, bias = randn(generator, n, k, dtype=dtype), randn(generator, n, dtype=dtype)
-    for num_tokens in TOKENS:
+def test_linear_residual(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype) -> None:
+    for num_tokens, k, n in cases(backend):
+        weight, bias = randn(generator, n, k, dtype=dtype), randn(generator, n, dtype=dtype)
         x, residual = randn(generator, num_tokens, k, dtype=dtype), randn(generator, num_tokens, n, dtype=dtype)
         for maybe_bias in (None, bias):
             expected, actual = residual.double(), residual.clone()
@@ -38,12 +48,11 @@ def test_linear_residual(backend: CpuBackend, generator: torch.Generator, dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("k, n", SHAPES)
 def test_norm_linear_leaves_its_input(
-    backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype, k: int, n: int
+    backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype
 ) -> None:
-    weight, norm = randn(generator, n, k, dtype=dtype), randn(generator, k, dtype=dtype)
-    for num_tokens in TOKENS:
+    for num_tokens, k, n in cases(backend):
+        weight, norm = randn(generator, n, k, dtype=dtype), randn(generator, k, dtype=dtype)
         x = randn(generator, num_tokens, k, dtype=dtype)
         before = x.clone()
         actual = backend.norm_linear(x, norm, 1e-5, weight)
@@ -52,10 +61,9 @@ def test_norm_linear_leaves_its_input(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("k, n", SHAPES)
-def test_norm_gate_up(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype, k: int, n: int) -> None:
-    weight, norm = randn(generator, 2 * n, k, dtype=dtype), randn(generator, k, dtype=dtype)
-    for num_tokens in TOKENS:
+def test_norm_gate_up(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype) -> None:
+    for num_tokens, k, n in cases(backend):
+        weight, norm = randn(generator, 2 * n, k, dtype=dtype), randn(generator, k, dtype=dtype)
         x = randn(generator, num_tokens, k, dtype=dtype) / 4
         actual = backend.norm_gate_up(x, norm, 1e-5, weight)
         assert_close(actual, ORACLE.norm_gate_up(x.double(), norm.double(), 1e-5, weight.double()))
