@@ -1,5 +1,6 @@
 """Configs of transformers' checkpoints, of versions 4 and 5."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -215,6 +216,24 @@ def test_an_active_sliding_window_is_refused(tmp_path, change):
 )
 def test_a_window_that_no_layer_uses_is_no_obstacle(tmp_path, change):
     assert read(tmp_path, {**LLAMA_31_8B, **change}).num_layers == 32
+
+
+@pytest.mark.parametrize("value", [None, "x", [], {}, ["x"], -1, 0, 1.5, True, float("inf"), 10**30])
+def test_any_nonsense_in_any_field_is_a_model_error_or_harmless(tmp_path, value):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 7.0, "original_max_position_embeddings": 9}
+    for base in (LLAMA_31_8B, {**QWEN3_30B_A3B, "rope_scaling": yarn}):
+        for field in base:
+            changed = {**base, field: value}
+            if field == "rope_scaling":
+                for inner in base[field]:
+                    try_to_read(tmp_path, {**base, field: {**base[field], inner: value}})
+            try_to_read(tmp_path, changed)
+
+
+def try_to_read(directory: Path, data: dict) -> None:
+    with contextlib.suppress(ModelError):
+        config = read(directory, data)
+        assert ModelConfig.from_dict(config.to_dict()) == config
 
 
 def test_a_missing_or_broken_file_is_one_line(tmp_path):

@@ -110,6 +110,17 @@ def test_what_cannot_be_served_is_one_line(tmp_path, numbers, message):
         read_gguf_config(header(tmp_path, **numbers))
 
 
+def test_a_part_of_a_split_file_is_refused(tmp_path):
+    path = tmp_path / "part.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="is one of 3 parts"):
+        read_gguf_config(path)
+
+
 def test_an_unknown_architecture_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"'gemma3' is not supported \(known: "):
         read_gguf_config(header(tmp_path, "gemma3"))
