@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from serve.ipc.child import StartError
 
-# Without --max_total_token_num a CPU pool is this big at most: the machine is shared with other programs.
-_CPU_POOL_LIMIT = 4 << 30
+# Without --max_total_token_num a CPU pool is this big at most, or twice the longest request if that is more, up to the
+# second limit: the machine is shared with other programs, and cached prefixes fill the whole pool in time.
+_CPU_POOL_LIMIT = 3 << 29
+_CPU_LONG_POOL_LIMIT = 4 << 30
 # Tokens that the default CPU pool provides for each request that may run at once.
 _CPU_TOKENS_PER_REQUEST = 256
 
@@ -83,8 +85,10 @@ def _wanted_tokens(costs: Mapping[str, PageCost], request: MemoryRequest) -> tup
     affordable = _affordable_tokens(costs, request.budget_bytes)
     if not request.is_cpu:
         return affordable, "--mem_fraction"
-    modest = 2 * (request.max_req_total_len + 1) + request.running_max_req_size * _CPU_TOKENS_PER_REQUEST
-    modest = min(modest, max(request.max_req_total_len + 1, _affordable_tokens(costs, _CPU_POOL_LIMIT)))
+    longest = request.max_req_total_len + 1
+    ceiling = min(_CPU_LONG_POOL_LIMIT, max(_CPU_POOL_LIMIT, _pool_bytes(costs, 2 * longest)))
+    modest = 2 * longest + request.running_max_req_size * _CPU_TOKENS_PER_REQUEST
+    modest = min(modest, max(longest, _affordable_tokens(costs, ceiling)))
     return (modest, "default") if modest <= affordable else (affordable, "--mem_fraction")
 
 

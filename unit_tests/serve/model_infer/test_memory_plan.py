@@ -27,8 +27,14 @@ def test_the_default_on_the_cpu_is_modest():
 
 
 def test_the_default_on_the_cpu_has_a_ceiling():
-    plan = plan_memory(COSTS, replace(REQUEST, running_max_req_size=4096))
-    assert plan.pool_bytes == 4 << 30
+    assert plan_memory(COSTS, replace(REQUEST, running_max_req_size=4096)).pool_bytes == 1536 * MIB
+
+
+def test_two_long_requests_raise_the_ceiling_to_a_limit():
+    plan = plan_memory(COSTS, replace(REQUEST, max_req_total_len=100_000, running_max_req_size=4096))
+    assert plan.pool_bytes == 3126 * MIB
+    plan = plan_memory(COSTS, replace(REQUEST, max_req_total_len=200_000, running_max_req_size=4096))
+    assert plan.pool_bytes == 4096 * MIB
 
 
 def test_the_longest_request_fits_even_above_the_ceiling():
