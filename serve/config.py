@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class ServeConfig(BaseModel):
     """Everything `varve serve` can be told."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     model: str = Field(description="directory, GGUF file, hub name, or a packaged model such as smollm2-135m")
     served_model_name: str | None = Field(None, description="name in /v1/models; default: the last part of MODEL")
@@ -21,6 +21,7 @@ class ServeConfig(BaseModel):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: str | None = Field(None, description="require 'Authorization: Bearer KEY' on /v1 routes")
     admin_api_key: str | None = Field(None, description="enable the admin routes and require this key on them")
+    http_max_body_size: int | None = Field(None, ge=1024, description="bytes of a request; default: by the context")
     num_http_servers: int = Field(1, ge=1, le=64, description="HTTP processes that share the port")
     tp: int = Field(1, ge=1, le=64, description="tensor-parallel workers")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
@@ -43,6 +44,10 @@ class ServeConfig(BaseModel):
     request_timeout: float = Field(3600.0, gt=0, description="seconds until a request is aborted")
     step_timeout: float = Field(300.0, gt=0, description="seconds a plan may take before the engine is restarted")
     start_timeout: float = Field(1800.0, gt=0, description="seconds until all processes must be ready")
+    drain_timeout: float = Field(5.0, ge=0, description="seconds that running requests get to finish on SIGTERM")
+    run_dir: Path | None = Field(
+        None, description="directory for sockets, new or empty; default: a private temporary one"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line logged")
     seed: int | None = Field(None, description="base of the seeds of requests that name none; default: random")
 

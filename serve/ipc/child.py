@@ -42,7 +42,11 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class ChildContext:
-    """What a child knows from the launcher. fds: 'table' (RequestTable), 'listen' (HTTP socket), as available."""
+    """What a child knows from the launcher.
+
+    model: `config` (ModelConfig.to_dict), `layout` (page size, groups) and `source` (kind, path, files) as plain data.
+    fds: 'table' (RequestTable), 'listen' (HTTP socket), as available. restarts: earlier lives of this child.
+    """
 
     role: str
     index: int
@@ -52,6 +56,7 @@ class ChildContext:
     run_dir: Path
     fds: dict[str, int]
     parent: "ParentPipe"
+    restarts: int = 0
 
 
 def end_now() -> None:
@@ -64,6 +69,7 @@ class ParentPipe:
 
     def __init__(self, fd: int, on_parent_gone: Callable[[], None] = end_now) -> None:
         """fd: this end of the socket pair. on_parent_gone: called by the reading thread when the line breaks."""
+        os.set_inheritable(fd, False)
         self._pipe = MessagePipe(socket.socket(fileno=fd))
         self._messages: deque[Message] = deque()
         self._wakeup = Wakeup()
@@ -123,6 +129,7 @@ def make_context(role: str, index: int, start: ChildStart, parent: ParentPipe) -
         run_dir=config.run_dir,
         fds=start.fds,
         parent=parent,
+        restarts=start.restarts,
     )
 
 
@@ -140,7 +147,7 @@ def run_child(role: str, index: int, fd: int) -> int:
         parent.send(ChildFailed(role=role, index=index, reason=str(error)))
         return 1
     except Exception:  # the last frame of the process: nobody above could log it
-        logger.critical("%s-%d ends on an unexpected error", role, index, exc_info=True)
+        logger.critical("ends on an unexpected error", exc_info=True)
         return 1
     return 0
 

@@ -132,9 +132,10 @@ class Acquire(Message):
 
 
 class AcquireReply(Message):
-    """Host slots by range, in order, with the generations to compare after the copy; or what is missing (nothing is pinned then).
+    """Host slots by range, in order, with the generations to compare after the copy; or what is missing.
 
-    An object of n slots gives n entries. `promoted`: how many of the objects came from disk.
+    Nothing is pinned when something is missing. An object of n slots gives n entries. `promoted`: how many of the
+    objects came from disk.
     """
 
     job: JobId
@@ -145,7 +146,10 @@ class AcquireReply(Message):
 
 
 class Begin(Message):
-    """The job goes to the workers now: from here only all ranks' answers (or the reaping of the engine group) end the lease."""
+    """The job goes to the workers now.
+
+    From here only all ranks' answers (or the reaping of the engine group) end the lease.
+    """
 
     job: JobId
 
@@ -157,10 +161,10 @@ class Release(Message):
 
 
 class Claim(Message):
-    """Give slots to store these objects into (one boundary's objects in one claim are published together or not at all).
+    """Give slots to store these objects into (`atomic`: they are published together or not at all).
 
-    What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated 32-byte
-    names in the order of the ranges) for pages whose request may be gone. parents: name of the page before each range.
+    What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated
+    32-byte names in the order of the ranges) for pages whose request may be gone.
     """
 
     job: JobId
@@ -174,7 +178,10 @@ class Claim(Message):
 
 
 class ClaimReply(Message):
-    """Pages that may be stored, with their host slots: (group, page index, slots, generations). Empty: nothing to do or no room."""
+    """Pages that may be stored, with their host slots: (group, page index, slots, generations).
+
+    Empty: nothing to do or no room.
+    """
 
     job: JobId
     granted: list[tuple[str, int, list[int], list[int]]]
@@ -303,7 +310,7 @@ class JobAnswer(Message):
 class ChildStart(Message):
     """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data.
 
-    module: what to run instead of the role's own module, where set.
+    module: what to run instead of the role's own module, where set. restarts: earlier lives of this child.
     """
 
     epoch: int
@@ -311,6 +318,7 @@ class ChildStart(Message):
     model: dict[str, object]
     fds: dict[str, int]
     module: str = ""
+    restarts: int = 0
 
 
 class ChildReady(Message):

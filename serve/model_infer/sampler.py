@@ -11,6 +11,7 @@ from serve.model_infer.greedy import greedy_tokens
 from serve.model_infer.logprobs import token_logprobs
 from serve.model_infer.penalties import LogitEdits, ParameterError, apply_edits
 from serve.model_infer.rng import uniforms
+from serve.model_infer.row_draw import RowDrawer
 from serve.model_infer.sampling_rows import SamplingRows
 from serve.model_infer.truncation import TruncationParams, draw_full, draw_truncated
 from serve.types import SamplingParams
@@ -42,6 +43,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._end_ids = list(end_ids)
         self._device = device
+        self._row_drawer = RowDrawer(vocab_size)
 
     def add(self, row: int, params: SamplingParams, prompt: np.ndarray, output: np.ndarray) -> None:
         """A request enters `row` with the ids of its prompt and of what it has generated before.
@@ -65,7 +67,8 @@ class Sampler:
         is_finite = np.isfinite(maxima.cpu().numpy())
         drawing = np.flatnonzero((self._rows.temperature[rows] > 0) & is_finite)
         if len(drawing):
-            self._draw(logits, maxima, rows, positions, drawing, token_ids)
+            draw = self._draw_by_row if logits.device.type == "cpu" else self._draw_batched
+            draw(logits, maxima, rows, positions, drawing, token_ids)
         id_list: list[int] = token_ids.tolist()
         for index, _, edit in edits:
             if edit.counts is not None:
@@ -76,7 +79,7 @@ class Sampler:
     def _prepare_edits(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
     ) -> tuple[list[tuple[int, int, LogitEdits]], tuple[list[int], torch.Tensor] | None]:
-        """Edits of this step; and, where log-probabilities are wanted, logits rows with a copy before the edits."""
+        """Edits of this step; and, where log-probabilities are wanted, logits rows as they were before."""
         known = self._rows
         if not known.edits and not known.num_logprobs:
             return [], None
@@ -87,9 +90,11 @@ class Sampler:
         scored = [index for index, row in enumerate(row_list) if row in known.num_logprobs]
         if not scored:
             return edits, None
+        if not edits and len(scored) == len(row_list):
+            return edits, (scored, logits)
         return edits, (scored, logits[torch.tensor(scored, device=logits.device)])
 
-    def _draw(
+    def _draw_by_row(
         self,
         logits: torch.Tensor,
         maxima: torch.Tensor,
@@ -98,7 +103,24 @@ class Sampler:
         drawing: np.ndarray,
         token_ids: torch.Tensor,
     ) -> None:
-        """Replace token_ids at the logits rows `drawing` by drawn ones."""
+        """Replace token_ids at the logits rows `drawing` by drawn ones; on the CPU, see `row_draw`."""
+        ids, all_logits, peaks = token_ids.numpy(), logits.numpy(), maxima.tolist()
+        numbers = uniforms(self._rows.seed[rows[drawing]], positions[drawing]).tolist()
+        for index, number in zip(drawing.tolist(), numbers, strict=True):
+            rules = self._rows.rules[rows[index]]
+            if rules is not None:
+                ids[index] = self._row_drawer.draw(all_logits[index], peaks[index], rules, number)
+
+    def _draw_batched(
+        self,
+        logits: torch.Tensor,
+        maxima: torch.Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        drawing: np.ndarray,
+        token_ids: torch.Tensor,
+    ) -> None:
+        """The same with tensor operations over all rows; on other devices."""
         is_truncated = self._rows.is_truncated[rows[drawing]]
         for part, truncates in ((drawing[~is_truncated], False), (drawing[is_truncated], True)):
             if not len(part):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from serve.model_infer.penalties import LogitEdits, needs_edits
+from serve.model_infer.row_draw import DrawRules
 from serve.types import SamplingParams
 
 # Below this a temperature means greedy: dividing by it would overflow, and vLLM draws the line here as well.
@@ -11,7 +12,10 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class SamplingRows:
-    """One entry a batch row. Only `Sampler` writes it."""
+    """One entry a batch row. Only `Sampler` writes it.
+
+    rules: what a row that draws does, the same as the arrays say; None for a greedy row.
+    """
 
     def __init__(self, max_rows: int) -> None:
         self.temperature = np.zeros(max_rows, dtype=np.float32)
@@ -20,6 +24,7 @@ class SamplingRows:
         self.min_p = np.zeros(max_rows, dtype=np.float32)
         self.seed = np.zeros(max_rows, dtype=np.uint64)
         self.is_truncated = np.zeros(max_rows, dtype=bool)
+        self.rules: list[DrawRules | None] = [None] * max_rows
         self.edits: dict[int, LogitEdits] = {}
         self.num_logprobs: dict[int, int] = {}
         self.unusable: dict[int, str] = {}
@@ -48,4 +53,6 @@ class SamplingRows:
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.seed[row] = params.seed % 2**64
-        self.is_truncated[row] = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        rules = DrawRules(params.temperature, params.top_k, params.top_p, params.min_p)
+        self.is_truncated[row] = rules.truncates
+        self.rules[row] = None if is_greedy else rules
