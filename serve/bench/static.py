@@ -1,21 +1,18 @@
-"""`varve bench static`: step times of the engine itself over a grid of batch, context and hit rate, against the limits
-of the machine as measured in the same run."""
+"""`varve bench static`: the engine's own step times over a grid of cells, against the limits of the machine."""
 
 import argparse
 import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 from tqdm import tqdm
 
 from models.config import ModelConfig
 from serve.bench.cells import Cell, HardwareLimits, Operation, Phase, cached_tokens, operations
 from serve.bench.flags import BenchError, add_option_flags, given_values, resolve_options
-from serve.bench.report import format_number, format_table
+from serve.bench.report import format_number, format_table, write_json
 from serve.bench.static_options import StaticBenchOptions
 
 
@@ -54,15 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the grid. 0: done; 2: it could not run, and one line says why."""
-    try:
-        options = resolve_options(StaticBenchOptions, given_values(args, StaticBenchOptions))
-        if not options.model:
-            raise BenchError("--model is missing")
-        run_grid(options)
-    except (BenchError, OSError) as error:
-        print(f"varve bench static: {error}", file=sys.stderr)
-        return 2
+    """Run the grid; BenchError when it cannot."""
+    options = resolve_options(StaticBenchOptions, given_values(args, StaticBenchOptions))
+    if not options.model:
+        raise BenchError("--model is missing")
+    run_grid(options)
     return 0
 
 
@@ -104,7 +97,7 @@ def run_grid(options: StaticBenchOptions) -> None:
     title = f"{options.model} {engine.data_type} on {engine.device.type}"
     print(format_results(title, limits, results))
     if options.json_file is not None:
-        write_json(options.json_file, options, engine.config, limits, results)
+        write_json(options.json_file, as_plain_data(options, engine.config, limits, results))
 
 
 def measure_cell(run: Callable[[Cell], _CellRun], cell: Cell, repeat: int) -> float:
@@ -147,11 +140,11 @@ def format_results(title: str, limits: HardwareLimits, results: list[CellResult]
     return f"{title}; limits measured: {measured}\n{format_table(rows)}"
 
 
-def write_json(
-    path: Path, options: StaticBenchOptions, config: ModelConfig, limits: HardwareLimits, results: list[CellResult]
-) -> None:
-    """Everything, with the operations of each cell."""
-    data: dict[str, Any] = {
+def as_plain_data(
+    options: StaticBenchOptions, config: ModelConfig, limits: HardwareLimits, results: list[CellResult]
+) -> dict[str, Any]:
+    """Everything for `--json`, with the operations of each cell."""
+    return {
         "options": options.model_dump(mode="json", by_alias=True),
         "config": config.to_dict(),
         "limits": asdict(limits),
@@ -171,4 +164,3 @@ def write_json(
             for result in results
         ],
     }
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=1))

@@ -1,10 +1,7 @@
-import argparse
-import json
-from pathlib import Path
-
 import pytest
 
 from models.config import ModelConfig, RopeConfig
+from serve import cli
 from serve.bench import static
 from serve.bench.cells import Cell, HardwareLimits, Phase, operations
 from serve.bench.flags import BenchError, resolve_options
@@ -50,7 +47,7 @@ def test_hits_that_do_not_come_are_an_error() -> None:
         static.measure_cell(lambda cell: CellRun([1.0], 0), Cell(Phase.PREFILL, 2, 100, 64), 1)
 
 
-def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
+def test_the_table_and_the_file_say_the_same() -> None:
     limits = HardwareLimits(1e9, 1e9)
     cell = Cell(Phase.PREFILL, 2, 100, 64)
     counted = operations(CONFIG, cell, "float32")
@@ -59,23 +56,24 @@ def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
     assert header == "title; limits measured: read 1.0 GB/s, matmul 1 GFLOP/s"
     assert columns.split()[:4] == ["phase", "batch", "context", "cached"]
     assert row.split()[:6] == ["prefill", "2", "100", "64", "500.0", "144.0"]
-    static.write_json(tmp_path / "x.json", options(), CONFIG, limits, [result])
-    (written,) = json.loads((tmp_path / "x.json").read_text())["cells"]
+    (written,) = static.as_plain_data(options(), CONFIG, limits, [result])["cells"]
     assert written["tokens_per_s"] == 144.0
     assert written["share_of_limit"] == pytest.approx(
         sum(o["flops"] for o in written["operations"]) / 1e9 / 0.5, rel=0.2
     )
 
 
-def test_what_cannot_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    static.add_arguments(parser)
-    for flags, line in (
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
         ([], "--model is missing"),
         (["--model", "m", "--batch", "x"], "--batch"),
         (["--model", "./none"], "model './none' is not"),
-    ):
-        assert static.main(parser.parse_args(flags)) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"varve bench static: {line}")
-        assert error.count("\n") == 1
+        (["--modle", "m"], "unknown flag --modle"),
+    ],
+)
+def test_what_cannot_run_is_one_line(flags: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "static", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"varve: error: {line}")
+    assert error.count("\n") == 1

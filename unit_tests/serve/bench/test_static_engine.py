@@ -1,11 +1,10 @@
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from serve.bench import static
+from serve import cli
 from serve.bench.cells import Cell, Phase
 from serve.bench.flags import BenchError, resolve_options
 from serve.bench.static_engine import PromptTable, StaticEngine
@@ -84,11 +83,9 @@ def test_a_grid_prints_a_table_and_writes_the_file(
 
     monkeypatch.setattr(limits, "_CPU_READ_BYTES", 16 << 20)
     monkeypatch.setattr(limits, "_CPU_MATMUL_SIZE", 256)
-    parser = argparse.ArgumentParser()
-    static.add_arguments(parser)
     flags = f"--model {model} --load_format dummy --device cpu --page_size 16 --decode_steps 2 --batch 1,2 --context 40"
     flags += f" --hit_rate 0,0.5 --repeat 1 --json {model}/out.json --progress false"
-    assert static.main(parser.parse_args(flags.split())) == 0
+    assert cli.main(["bench", "static", *flags.split()]) == 0
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == [
         ["prefill", "1", "40", "0"],
