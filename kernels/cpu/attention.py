@@ -178,8 +178,8 @@ def _prefetch_group(t: Tiles, item: dict[str, Value], first: Value) -> None:
         for i in range(t.lanes):
             row = base + a.token_stride * i
             for line in range(0, t.row_bytes, 64):
-                f.prefetch(row + line)
-                f.prefetch(row + a.value_stride + line)
+                f.prefetch(row + line, 2)
+                f.prefetch(row + a.value_stride + line, 2)
 
 
 def _pack_keys(t: Tiles, rows: list[Value], group: Value) -> None:
