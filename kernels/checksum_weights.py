@@ -27,7 +27,7 @@ _MIN_ROWS = 4096
 
 
 def mix64(value: Words) -> Words:
-    """splitmix64 (Steele, Lea, Flood 2014) of each element: a bijection that lets each input bit reach all output bits."""
+    """splitmix64 of each element (Steele, Lea, Flood 2014): a bijection, each input bit reaches all output bits."""
     mixed = value + _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
