@@ -5,8 +5,12 @@ import torch
 from kernels.interface import KernelBackend
 
 
-def get_backend(device: torch.device, *, reference: bool = False) -> KernelBackend:
-    """The backend for tensors on `device`; `reference=True` gives the plain torch oracle instead."""
+def get_backend(device: torch.device, *, reference: bool = False, num_threads: int | None = None) -> KernelBackend:
+    """The backend for tensors on `device`.
+
+    `reference=True` gives the plain torch oracle instead, on any device. `num_threads` is for the CPU's backend
+    (default: torch's number of threads). Raises NotImplementedError for a device that has no kernels.
+    """
     if reference:
         from kernels.reference import ReferenceBackend
 
@@ -14,5 +18,7 @@ def get_backend(device: torch.device, *, reference: bool = False) -> KernelBacke
     if device.type == "cpu":
         from kernels.cpu.backend import CpuBackend
 
-        return CpuBackend()
-    raise NotImplementedError(f"no kernels for device type {device.type!r}")
+        return CpuBackend(num_threads=num_threads)
+    raise NotImplementedError(
+        f"no kernels for device type {device.type!r}: this build serves on 'cpu' (the reference backend runs anywhere)"
+    )

@@ -8,8 +8,13 @@ extents and a page written at one tensor-parallel size can be read at any other.
 Pure Python: the launcher, the router and the cache manager import this, and none of them may import torch.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
 
 LAYOUT_VERSION = 1
 
@@ -67,7 +72,7 @@ class Leaf:
 class StateGroup:
     """Leaves that share a page table, and the rule by which a prefix of them is usable.
 
-    page_tokens: tokens that one object covers. window_tokens: tokens before a boundary that TRAILING_PAGES needs, else 0.
+    page_tokens: tokens that one object covers. window_tokens: tokens before a boundary that TRAILING_PAGES needs, or 0.
     """
 
     name: str
@@ -120,3 +125,113 @@ class Extent:
 
     offset: int
     length: int
+
+
+def derive_layout(config: "ModelConfig", page_size: int, dtype: str) -> StateLayout:
+    """The state groups of `config` with pages of `page_size` tokens and K/V in `dtype` (a key of DTYPE_BYTES).
+
+    Every family served so far has one FULL group of keys (after norm and rotation) and values. Raises ValueError on an
+    unknown dtype or a page size that is not positive.
+    """
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+    if page_size < 1:
+        raise ValueError(f"page size must be positive, not {page_size}")
+    leaf = Leaf(
+        name="kv",
+        layers=tuple(range(config.num_layers)),
+        shape=(2, config.head_dim),
+        dtype=dtype,
+        shard=ShardKind.HEAD,
+        num_heads=config.num_kv_heads,
+    )
+    group = StateGroup("full", StateKind.FULL, HitPolicy.ALL_PAGES, page_size, (leaf,))
+    return StateLayout(page_size, (group,))
+
+
+def split_range(total: int, parts: int, index: int) -> tuple[int, int]:
+    """Part `index` of [0, total) cut into contiguous parts, the earlier ones larger by at most one."""
+    base, extra = divmod(total, parts)
+    start = index * base + min(index, extra)
+    return start, start + base + (index < extra)
+
+
+def shard_heads(num_q: int, num_kv: int, tp: int, rank: int) -> HeadShard:
+    """Heads of `rank` out of `tp`: whole kv heads with their query heads, in contiguous ranges that may be unequal.
+
+    With fewer kv heads than ranks each kv head is replicated on several ranks, which share its query heads; the lowest
+    of them stores it. Raises ValueError if some rank would have no query head.
+    """
+    group = num_q // num_kv
+    if tp <= num_kv:
+        start, end = split_range(num_kv, tp, rank)
+        return HeadShard(start * group, end * group, start, end, stores_kv=True)
+    head = next(h for h in range(num_kv) if rank < split_range(tp, num_kv, h)[1])
+    first, last = split_range(tp, num_kv, head)
+    if last - first > group:
+        raise ValueError(f"{num_q} query heads cannot be spread over {tp} ranks")
+    start, end = split_range(group, last - first, rank - first)
+    return HeadShard(head * group + start, head * group + end, head, head + 1, stores_kv=rank == first)
+
+
+def rank_extents(group: StateGroup, tp: int, rank: int, *, loading: bool = False) -> list[Extent]:
+    """The bytes of one object of `group` that `rank` stores, or that it needs when `loading`; adjacent ones merged.
+
+    An object is [kv_head][leaf][layer][k|v][token][dim], then the replicated leaves. Of a replicated head the lowest
+    rank holding it stores it; of the replicated part rank r stores the r-th slice (cut at multiples of 8 bytes).
+    """
+    rows = group.page_tokens if group.kind is StateKind.FULL else 1
+    heads = [leaf for leaf in group.leaves if leaf.shard is ShardKind.HEAD]
+    extents: list[Extent] = []
+    head_part = 0
+    if heads:
+        num_heads = heads[0].num_heads
+        if any(leaf.num_heads != num_heads for leaf in heads):
+            raise ValueError(f"group {group.name!r} mixes leaves of different numbers of heads")
+        per_head = sum(leaf.bytes_per_row * len(leaf.layers) * rows for leaf in heads)
+        head_part = per_head * num_heads
+        shard = shard_heads(max(num_heads, tp) * num_heads, num_heads, tp, rank)
+        if shard.stores_kv or loading:
+            extents.append(Extent(shard.kv_start * per_head, shard.num_kv_heads * per_head))
+    replicated = group.bytes_per_page - head_part
+    if replicated:
+        start, end = (0, replicated) if loading else _word_slice(replicated, tp, rank)
+        extents.append(Extent(head_part + start, end - start))
+    return _merge(extents)
+
+
+def _word_slice(length: int, parts: int, index: int) -> tuple[int, int]:
+    start, end = split_range(-(-length // 8), parts, index)
+    return min(start * 8, length), min(end * 8, length)
+
+
+def _merge(extents: list[Extent]) -> list[Extent]:
+    merged: list[Extent] = []
+    for extent in extents:
+        if not extent.length:
+            continue
+        last = merged[-1] if merged else None
+        if last is not None and last.offset + last.length == extent.offset:
+            merged[-1] = Extent(last.offset, last.length + extent.length)
+        else:
+            merged.append(extent)
+    return merged
+
+
+_NOT_IN_STATES = ("eos_token_ids", "bos_token_id", "dtype")
+
+
+def namespace(layout: StateLayout, config: "ModelConfig", weights_digest: bytes, compute_dtype: str) -> bytes:
+    """Canonical bytes of all that a page's content depends on besides its tokens; the same at every TP size.
+
+    Covers the layout version, every group and leaf, the page size, the digest of the weights, the compute dtype, and
+    every config value but those that only end or begin texts.
+    """
+    facts = {
+        "layout_version": LAYOUT_VERSION,
+        "layout": asdict(layout),
+        "config": {key: value for key, value in config.to_dict().items() if key not in _NOT_IN_STATES},
+        "weights_digest": weights_digest.hex(),
+        "compute_dtype": compute_dtype,
+    }
+    return json.dumps(facts, sort_keys=True, separators=(",", ":"), default=lambda item: item.value).encode()

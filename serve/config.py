@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class ServeConfig(BaseModel):
     """Everything `varve serve` can be told."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     model: str = Field(description="directory, GGUF file, hub name, or a packaged model such as smollm2-135m")
     served_model_name: str | None = Field(None, description="name in /v1/models; default: the last part of MODEL")
@@ -43,6 +43,10 @@ class ServeConfig(BaseModel):
     request_timeout: float = Field(3600.0, gt=0, description="seconds until a request is aborted")
     step_timeout: float = Field(300.0, gt=0, description="seconds a plan may take before the engine is restarted")
     start_timeout: float = Field(1800.0, gt=0, description="seconds until all processes must be ready")
+    drain_timeout: float = Field(5.0, ge=0, description="seconds that running requests get to finish on SIGTERM")
+    run_dir: Path | None = Field(
+        None, description="directory for sockets, new or empty; default: a private temporary one"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line logged")
     seed: int | None = Field(None, description="base of the seeds of requests that name none; default: random")
 

@@ -99,9 +99,10 @@ class Probe(Message):
 
 
 class ProbeReply(Message):
-    """Bitmaps by state group, one per tier below the device: bit i % 8 of byte i // 8 of `host[g]` is page i of group g.
+    """Bitmaps by state group, one per tier below the device.
 
-    Raw presence: whether a prefix is usable is the ledger's to say. Empty dicts: nothing is there.
+    Bit i % 8 of byte i // 8 of `host[g]` is page i of group g. Raw presence: whether a prefix is usable is the ledger's
+    to say.
     """
 
     probe_id: int
@@ -112,7 +113,8 @@ class ProbeReply(Message):
 class PageRange(msgspec.Struct, frozen=True, array_like=True):
     """Pages [first, first + count) of one state group.
 
-    A checkpoint or tail for boundary L belongs to the page that ends there, `first == L // page_size - 1`, and has its name.
+    A checkpoint or tail for boundary L belongs to the page that ends there (`first == L // page_size - 1`) and has that
+    page's name.
     """
 
     group: str
@@ -135,9 +137,10 @@ class Acquire(Message):
 
 
 class AcquireReply(Message):
-    """GRANTED: host slots by range, in order, with the generations to compare after the copy. Otherwise nothing is pinned.
+    """GRANTED: host slots by range, in order, with the generations to compare after the copy.
 
-    An object of n slots gives n entries. MISSING names the absent objects. `promoted`: how many objects came from disk.
+    Nothing is pinned otherwise. An object of n slots gives n entries. MISSING names the absent objects. `promoted`: how
+    many of the objects came from disk.
     """
 
     job: JobId
@@ -149,9 +152,10 @@ class AcquireReply(Message):
 
 
 class Begin(Message):
-    """The job goes to the workers now: from here only all ranks' answers (or the reaping of the engine group) end the lease.
+    """The job goes to the workers now.
 
-    Sent before the job, and no later than half of `deadline_s` after the Acquire or Claim was sent.
+    From here only all ranks' answers (or the reaping of the engine group) end the lease. Sent before the job, and no
+    later than half of `deadline_s` after the Acquire or Claim was sent.
     """
 
     job: JobId
@@ -170,7 +174,7 @@ class Release(Message):
 
 
 class Claim(Message):
-    """Give slots to store these objects into (one boundary's objects in one claim are published together or not at all).
+    """Give slots to store these objects into (`atomic`: they are published together or not at all).
 
     What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated
     32-byte names in the order of the ranges) for pages whose request may be gone; then `parents` has the name of the
@@ -191,7 +195,10 @@ class Claim(Message):
 
 
 class ClaimReply(Message):
-    """Pages that may be stored, with their host slots: (group, page index, slots, generations). Empty: nothing to do or no room."""
+    """Pages that may be stored, with their host slots: (group, page index, slots, generations).
+
+    Empty: nothing to do or no room.
+    """
 
     job: JobId
     granted: list[tuple[str, int, list[int], list[int]]]
@@ -238,9 +245,10 @@ class JoinRow(msgspec.Struct, array_like=True):
 class StepPlan(Message):
     """The change to the batch since the last plan, and what to run; identical on every rank, run in order of `step`.
 
-    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count` known
-    tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last sampled one,
-    unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or in decode.
+    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count`
+    known tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last
+    sampled one, unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or
+    in decode.
     A plan may have only leaves and compute nothing; it is still answered.
     """
 
@@ -327,12 +335,17 @@ class JobAnswer(Message):
 
 
 class ChildStart(Message):
-    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data."""
+    """First message to a child. config: ResolvedConfig as JSON; model: ModelConfig and layout facts as plain data.
+
+    module: what to run instead of the role's own module, where set. restarts: earlier lives of this child.
+    """
 
     epoch: int
     config_json: bytes
     model: dict[str, object]
     fds: dict[str, int]
+    module: str = ""
+    restarts: int = 0
 
 
 class ChildReady(Message):
@@ -381,7 +394,17 @@ class ServerDown(Message):
     server: int
 
 
+class CacheDown(Message):
+    """To the router: the cache manager died; every lease and probe on it is void, and so are its host slots."""
+
+
+class CacheUp(Message):
+    """To the router: a new cache manager answers, with an empty host tier. `restarts` counts them."""
+
+    restarts: int
+
+
 class StopChild(Message):
-    """Stop in order and exit 0."""
+    """Stop in order and exit 0. drain_s: seconds that requests get to finish."""
 
     drain_s: float

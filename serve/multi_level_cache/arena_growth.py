@@ -28,17 +28,21 @@ class Growth:
 
 
 class ArenaGrower:
-    """fallocates a memfd segment in steps while `room` has enough. `poll_finished` on the owner's thread."""
+    """fallocates bytes [start, start + size) of a memfd segment in steps while `room` has enough.
+
+    `poll_finished` on the owner's thread.
+    """
 
     def __init__(
         self,
         fd: int,
+        start: int,
         size: int,
         step_bytes: int = STEP_BYTES,
         room: Callable[[], int] = default_room,
         allocate: Callable[[int, int, int], None] = os.posix_fallocate,
     ) -> None:
-        self._fd, self._size, self._step_bytes = fd, size, step_bytes
+        self._fd, self._start, self._size, self._step_bytes = fd, start, size, step_bytes
         self._room, self._allocate = room, allocate
         self._news: list[Growth] = []
         self._lock = threading.Lock()
@@ -75,7 +79,7 @@ class ArenaGrower:
         backed = 0
         while backed < self._size and not self._stopping.is_set():
             step = min(self._step_bytes, self._size - backed)
-            reason = self._refusal(step) or self._try_allocate(backed, step)
+            reason = self._refusal(step) or self._try_allocate(self._start + backed, step)
             if reason is not None:
                 wanted, got = self._size / 2**30, backed / 2**30
                 self._tell(Growth(backed, True, f"CPU cache: {got:.2f} GiB instead of {wanted:.2f} GiB: {reason}"))

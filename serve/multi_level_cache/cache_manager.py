@@ -97,12 +97,14 @@ class CacheManager:
     # --- the router asks -------------------------------------------------------------------------------------------
 
     def _probe(self, probe: Probe) -> None:
+        self.host.stats.probes += 1
         names = self._names.read(probe.slot, probe.generation)
-        stats = self.host.stats
-        stats.probes += 1
-        found = names.names[: probe.num_pages] if names is not None else []
-        host = {group: self._host_bitmap(group, found) for group in self.host.formats} if found else {}
-        disk = {group: self._lower_bitmap(group, found) for group in self.host.formats} if found and self.tier else {}
+        if names is None:
+            self.host.stats.events["stale_probe"] += 1
+            return  # nobody waits for it
+        found = names.names[: probe.num_pages]
+        host = {group: self._host_bitmap(group, found) for group in self.host.formats}
+        disk = {group: self._lower_bitmap(group, found) for group in self.host.formats}
         self.host.directory.touch(found)
         self._post.to_router(self.epoch, ProbeReply(probe.probe_id, host, disk))
 
@@ -114,8 +116,9 @@ class CacheManager:
         return as_bitmap(present)
 
     def _lower_bitmap(self, group: str, names: list[bytes]) -> bytes:
-        keys = [PageKey(name, group) for name in names]
-        return as_bitmap(self.tier.contains(keys) if self.tier is not None else [])
+        if self.tier is None:
+            return as_bitmap([False] * len(names))
+        return as_bitmap(self.tier.contains([PageKey(name, group) for name in names]))
 
     def _acquire(self, message: Acquire) -> None:
         if self._is_dead(message.job) or self.host.leases.is_known(message.job):

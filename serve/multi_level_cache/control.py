@@ -6,7 +6,6 @@ from typing import Any
 
 from serve.multi_level_cache.cache_manager import CacheManager
 from serve.multi_level_cache.eviction import PageNode
-from serve.multi_level_cache.leases import LeaseKind
 from serve.types import PageContent
 
 MAX_LISTED = 1000
@@ -18,7 +17,7 @@ def control_handlers(manager: CacheManager) -> dict[str, Callable[..., Any]]:
         "status": lambda: status(manager),
         "statistics": lambda: statistics(manager),
         "ls": lambda limit=100, root=None: list_pages(manager, limit, root),
-        "check": lambda: check(manager),
+        "check": manager.check_integrity,
         "flush": lambda root=None: {"dropped": manager.flush(_root(root))},
     }
 
@@ -27,8 +26,8 @@ def status(manager: CacheManager) -> dict[str, Any]:
     """Whether the tiers work, and how large they are."""
     shape = manager.host.arena.shape
     data: dict[str, Any] = {
-        "enabled": True,
-        "epoch": manager.epoch,
+        "is_enabled": True,
+        "groups": list(manager.host.formats),
         "is_ready": manager.resync.is_complete,
         "slot_bytes": shape.slot_bytes,
         "num_slots": shape.num_slots,
@@ -98,12 +97,6 @@ def _describe(node: PageNode, now: float) -> dict[str, Any]:
     ]
     names = {"name": node.name.hex(), "parent": node.parent.hex(), "root": node.root.hex()}
     return {**names, "idle_s": round(now - node.used_at, 3), "objects": objects}
-
-
-def check(manager: CacheManager) -> dict[str, Any]:
-    """Problems, one line each; none when all is well."""
-    loads = sum(lease.kind is LeaseKind.LOAD for lease in manager.host.leases)
-    return {"problems": manager.check_integrity(), "loads": loads, "stores": len(manager.host.leases) - loads}
 
 
 def _root(root: str | None) -> bytes | None:

@@ -1,15 +1,12 @@
-"""The host tier's memory: fixed-size slots in one memfd segment, and a header table in another.
+"""The host tier's memory: fixed-size slots in one segment, and a header table in another.
 
-The launcher creates both (and stamps the header); the cache manager and the workers attach, and never initialise.
-The segments outlive every child. The manager writes generations and names, a worker the checksums of the units that it
-stores.
+The launcher creates both; the cache manager and the workers attach, and never initialise. The segments outlive every
+child. The manager writes generations and names, a worker the checksums of the units that it stores.
 
-Header segment: a preamble of `PREAMBLE_BYTES`, then generations uint64 [num_slots], names uint8 [num_slots, 32] and
-checksums uint64 [num_slots, num_units]. An object of several slots has its checksums in the row of its first slot.
+Payload of the header segment: the shape, then generations uint64 [num_slots], names uint8 [num_slots, 32] and checksums
+uint64 [num_slots, num_units]. An object of several slots has its checksums in the row of its first slot.
 """
 
-import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,19 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from serve.hashing import DIGEST_BYTES
+from serve.ipc.shm_segment import HEADER_BYTES, Segment, SegmentError, SegmentKind
 from serve.multi_level_cache.object_format import ObjectFormat, choose_slot_bytes
 
-MAGIC = int.from_bytes(b"VARVEHST", "little")
-VERSION = 1
-PREAMBLE_BYTES = 4096
+PAYLOAD_KIND = SegmentKind(magic=b"vrvarena", version=1)
+HEADER_KIND = SegmentKind(magic=b"vrvheadr", version=1)
 MANAGER_SHIFT = 48  # a generation's upper 16 bits are the start count of the manager that gave it
+
 _MIN_OBJECTS = 4
+_SHAPE_BYTES = 64
+_NUM_STARTS = 3  # behind the three numbers of the shape
 
-_MAGIC, _VERSION, _SLOT_BYTES, _NUM_SLOTS, _NUM_UNITS, _NUM_STARTS = range(6)
 
-
-class ArenaError(Exception):
-    """The segments are not what they should be, or the arena cannot be made; one line for the user."""
+class ArenaSizeError(Exception):
+    """The arena cannot be made with this size; one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,17 @@ class ArenaShape:
 
     @property
     def header_bytes(self) -> int:
-        return PREAMBLE_BYTES + self.num_slots * (8 + DIGEST_BYTES + 8 * self.num_units)
+        return _SHAPE_BYTES + self.num_slots * (8 + DIGEST_BYTES + 8 * self.num_units)
 
 
 def arena_shape(formats: Sequence[ObjectFormat], storage_bytes: int) -> ArenaShape:
-    """Shape of an arena of at most `storage_bytes` for a model's groups. Raises ArenaError when too few objects fit."""
+    """Shape of an arena of at most `storage_bytes`. Raises ArenaSizeError when too few of the model's objects fit."""
     slot_bytes = choose_slot_bytes(formats)
     largest = max(entry.num_slots(slot_bytes) for entry in formats)
     num_slots = storage_bytes // slot_bytes
     if num_slots < _MIN_OBJECTS * largest:
         needed = _MIN_OBJECTS * largest * slot_bytes / 2**30
-        raise ArenaError(f"--cpu_cache_storage_size is too small for this model: at least {needed:.3f} GiB")
+        raise ArenaSizeError(f"--cpu_cache_storage_size is too small for this model, which needs {needed:.3f} GiB")
     return ArenaShape(num_slots, slot_bytes, max(len(entry.unit_bytes) for entry in formats))
 
 
@@ -68,63 +66,48 @@ def manager_of(generation: int) -> int:
 class HostArena:
     """Both segments, mapped. `create` in the launcher, `attach` everywhere else."""
 
-    def __init__(self, shape: ArenaShape, payload_fd: int, header_fd: int) -> None:
+    def __init__(self, shape: ArenaShape, payload: Segment, header: Segment) -> None:
         self.shape = shape
-        self.payload_fd = payload_fd
-        self.header_fd = header_fd
-        self._payload_map = mmap.mmap(payload_fd, shape.payload_bytes)
-        self._header_map = mmap.mmap(header_fd, shape.header_bytes)
-        # [num_slots, slot_bytes]
-        self.payload = np.frombuffer(self._payload_map, dtype=np.uint8).reshape(shape.num_slots, shape.slot_bytes)
-        self._preamble = np.frombuffer(self._header_map, dtype=np.uint64, count=8)
-        end, num_slots = PREAMBLE_BYTES, shape.num_slots
-        self.generation = np.frombuffer(self._header_map, np.uint64, num_slots, end)
-        end += 8 * num_slots
-        self.name = np.frombuffer(self._header_map, np.uint8, num_slots * DIGEST_BYTES, end).reshape(num_slots, -1)
-        end += DIGEST_BYTES * num_slots
-        # [num_slots, num_units]
-        self.checksum: npt.NDArray[np.uint64] = np.frombuffer(
-            self._header_map, np.uint64, num_slots * shape.num_units, end
-        ).reshape(num_slots, -1)
+        self._segments = (payload, header)
+        self.payload_fd, self.header_fd = payload.fd, header.fd
+        slots, end = shape.num_slots, _SHAPE_BYTES
+        self.payload: npt.NDArray[np.uint8] = payload.array(0, (slots, shape.slot_bytes), np.uint8)
+        self._facts: npt.NDArray[np.uint64] = header.array(0, (_NUM_STARTS + 1,), np.uint64)
+        self.generation: npt.NDArray[np.uint64] = header.array(end, (slots,), np.uint64)
+        end += 8 * slots
+        self.name: npt.NDArray[np.uint8] = header.array(end, (slots, DIGEST_BYTES), np.uint8)
+        end += DIGEST_BYTES * slots
+        self.checksum: npt.NDArray[np.uint64] = header.array(end, (slots, shape.num_units), np.uint64)
 
     @classmethod
     def create(cls, shape: ArenaShape) -> "HostArena":
-        """Make both segments, sparse (memory comes as `ArenaGrower` backs it), and stamp the header."""
-        payload_fd = os.memfd_create("varve-arena")
-        header_fd = os.memfd_create("varve-arena-header")
-        os.ftruncate(payload_fd, shape.payload_bytes)
-        os.ftruncate(header_fd, shape.header_bytes)
-        arena = cls(shape, payload_fd, header_fd)
-        arena._preamble[: _NUM_STARTS + 1] = (MAGIC, VERSION, shape.slot_bytes, shape.num_slots, shape.num_units, 0)
+        """Make both segments, sparse (memory comes as `ArenaGrower` backs it). Raises OSError."""
+        payload = Segment.create(PAYLOAD_KIND, shape.payload_bytes)
+        header = Segment.create(HEADER_KIND, shape.header_bytes)
+        arena = cls(shape, payload, header)
+        arena._facts[:] = (shape.num_slots, shape.slot_bytes, shape.num_units, 0)
         return arena
 
     @classmethod
     def attach(cls, payload_fd: int, header_fd: int) -> "HostArena":
-        """Map segments that exist. Raises ArenaError unless magic, version and sizes are right."""
-        size = os.fstat(header_fd).st_size
-        if size < PREAMBLE_BYTES:
-            raise ArenaError(f"the arena's header segment has {size} bytes")
-        preamble = np.frombuffer(os.pread(header_fd, 8 * (_NUM_STARTS + 1), 0), dtype=np.uint64)
-        if (int(preamble[_MAGIC]), int(preamble[_VERSION])) != (MAGIC, VERSION):
-            raise ArenaError("the arena's header has another magic or version")
-        shape = ArenaShape(int(preamble[_NUM_SLOTS]), int(preamble[_SLOT_BYTES]), int(preamble[_NUM_UNITS]))
-        if size != shape.header_bytes or os.fstat(payload_fd).st_size != shape.payload_bytes:
-            raise ArenaError("the arena's segments have other sizes than the header says")
-        return cls(shape, payload_fd, header_fd)
+        """Map segments that exist. Raises SegmentError unless magic, version and sizes are right."""
+        header = Segment.attach(header_fd, HEADER_KIND)
+        shape = ArenaShape(*(int(value) for value in header.array(0, (_NUM_STARTS,), np.uint64)))
+        payload = Segment.attach(payload_fd, PAYLOAD_KIND)
+        sizes = (header.size, payload.size)
+        if sizes != (HEADER_BYTES + shape.header_bytes, HEADER_BYTES + shape.payload_bytes):
+            raise SegmentError(f"the arena's segments have {sizes} bytes, which is not what {shape} takes")
+        return cls(shape, payload, header)
 
     def begin_management(self) -> int:
         """For the cache manager, once a start: counts starts and returns how many there were, this one included."""
-        self._preamble[_NUM_STARTS] += np.uint64(1)
-        return int(self._preamble[_NUM_STARTS])
+        self._facts[_NUM_STARTS] += np.uint64(1)
+        return int(self._facts[_NUM_STARTS])
 
     def close(self) -> None:
-        """Unmap; the file descriptors stay open. Views that others hold keep the maps alive."""
-        del self.payload, self.generation, self.name, self.checksum, self._preamble
-        for segment in (self._payload_map, self._header_map):
-            try:
-                segment.close()
-            except BufferError:  # somebody still holds a view: unmapped when that is gone
-                pass
+        """Close the descriptors. The memory goes when the last view of it goes."""
+        for segment in self._segments:
+            segment.close()
 
 
 class ArenaHeaders:

@@ -1,0 +1,336 @@
+"""Linear layers of small batches: two streaming kernels over plain row-major weights [N, K].
+
+`dot` (a few tokens): a block of weight rows times all tokens, both read along K, lanes summed at the end.
+`lanes` (tens of tokens): tokens lie in the lanes; activations are packed [K / pack][tokens][pack] once by the prologue,
+weights are broadcast pair by pair, so that nothing is summed across lanes.
+Both read each weight once, from memory in order. Larger batches belong to oneDNN; the weights are the same bits.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kernels.cpu.arguments import Arguments
+from kernels.cpu.ir import F32, I32, Function, Value, Variable, lanes_of, vector
+from kernels.cpu.jit import Target
+from kernels.cpu.norm import emit_norm_row
+from kernels.cpu.vectors import Element, first_lanes, reduce_many, silu, transpose, zeros
+
+LINEAR_ARGS = (
+    "x",  # what the body reads: rows [T, K], or packed
+    "weight",
+    "out",
+    "bias",  # 0: none
+    "num_tokens",
+    "k",
+    "n",  # rows of weight; of one half in gate-up mode
+    "rows_per_chunk",
+    "source",  # what the prologue reads: rows [T, K]
+    "normed",  # where the prologue puts normalised rows [T, K]
+    "norm_weight",
+    "eps",
+)
+MAX_DOT_TOKENS = 8
+
+
+class Epilogue(enum.Enum):
+    """What becomes of the products."""
+
+    STORE = "store"
+    RESIDUAL = "residual"  # added to what `out` holds
+    GATE_UP = "gate_up"  # rows n of weight are gates, rows N + n are ups: silu(gate) * up
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A register block: `rows` weight rows (of each half, in gate-up mode) times `columns` tokens or lane groups."""
+
+    rows: int
+    columns: int
+
+
+def lanes_shape(target: Target, epilogue: Epilogue, groups: int) -> Shape:
+    """`groups` vectors of tokens at a time."""
+    room = (24 if target.num_registers >= 32 else 8) // groups
+    rows = min(room, target.lanes)
+    return Shape(max(1, rows // 2) if epilogue is Epilogue.GATE_UP else rows, groups)
+
+
+def parse_name(name: str) -> tuple[Epilogue, int, int, bool]:
+    """(epilogue, tokens or groups, K, is bf16) of a kernel name such as dot-store-4-576-bf16."""
+    _, kind, columns, k, code = name.split("-")
+    return Epilogue(kind), int(columns), int(k), code == "bf16"
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the emitters of one register block share. K is a constant: rows are then at constant offsets."""
+
+    f: Function
+    e: Element
+    a: Arguments
+    shape: Shape
+    k: int
+    epilogue: Epilogue
+
+    @property
+    def row_bytes(self) -> int:
+        return self.k * self.e.size
+
+    def with_rows(self, rows: int) -> "Block":
+        return replace(self, shape=Shape(rows, self.shape.columns))
+
+    def row_addresses(self, row: Value) -> list[Value]:
+        """Addresses of the block's weight rows: gates, then ups, in gate-up mode."""
+        base = self.a.weight + row * self.row_bytes
+        addresses = [base + self.row_bytes * i for i in range(self.shape.rows)]
+        if self.epilogue is Epilogue.GATE_UP:
+            second = base + self.a.n * self.row_bytes
+            addresses += [second + self.row_bytes * i for i in range(self.shape.rows)]
+        return addresses
+
+    def prefetch_next(self, addresses: list[Value], offset: Value) -> None:
+        """Ask for the same place of the next block: the hardware sees many short rows, not one stream."""
+        for address in addresses:
+            self.f.prefetch(address + offset + self.shape.rows * self.row_bytes)
+
+    def finish(self, y: Value, token: Value, row: Value, mask: Value | None = None) -> None:
+        """Lanes of y are rows row, row + 1, ... of one token: add what is to be added, round and store (by mask)."""
+        f, e, a = self.f, self.e, self.a
+
+        def load(address: Value) -> Value:
+            if mask is None:
+                return e.load_vector_f32(f, address, lanes_of(y.type))
+            return e.load_f32_masked(f, address, mask)
+
+        out = a.out + (token * a.n + row) * e.size
+        total = f.var(y)
+        with f.if_(a.bias > 0):
+            total.set(total.get() + load(a.bias + row * e.size))
+        if self.epilogue is Epilogue.RESIDUAL:
+            total.set(total.get() + load(out))
+        if mask is None:
+            e.store_f32(f, total.get(), out)
+        else:
+            e.store_f32_masked(f, total.get(), out, mask)
+
+
+def _emit_rows(block: Block, chunk: Value, emit: Callable[[Block, Value], None]) -> None:
+    """The chunk's rows, a block at a time and what is left one by one."""
+    f, a, rows = block.f, block.a, block.shape.rows
+    first = chunk * a.rows_per_chunk
+    last = f.minimum(first + a.rows_per_chunk, a.n)
+    whole = last - (last - first) % rows
+    with f.loop(first, whole, rows) as row:
+        emit(block, row)
+    if rows > 1:
+        with f.loop(whole, last) as row:
+            emit(block.with_rows(1), row)
+
+
+# dot
+
+
+def build_dot(target: Target, name: str) -> Function:
+    """Chunk: some rows of weight times all tokens. Name: dot-<epilogue>-<tokens>-<K>-<dtype>.
+
+    Rows are read one after another, a vector of lanes' sums kept for each token, because several rows at a time are
+    several streams to the prefetcher and reach half of the memory's bandwidth. The lanes of as many rows as a vector
+    has lanes are then summed together.
+    """
+    epilogue, tokens, k, is_bf16 = parse_name(name)
+    f, e = Function(name.replace("-", "_"), 2), Element(target, is_bf16)
+    a = Arguments(f, LINEAR_ARGS)
+    block = Block(f, e, a, Shape(target.lanes, tokens), k, epilogue)
+    halves = 2 if epilogue is Epilogue.GATE_UP else 1
+    tile_bytes = tokens * target.lanes * target.lanes * 4
+    tiles = [f.stack(tile_bytes) for _ in range(halves)]
+    first = f.args[1] * a.rows_per_chunk
+    last = f.minimum(first + a.rows_per_chunk, a.n)
+    with f.loop(first, last, target.lanes) as row:
+        count = f.minimum(last - row, target.lanes)
+        for half, tile in enumerate(tiles):
+            with f.loop(0, count) as i:
+                _dot_row(block, row + i + a.n * half, tile + i * (target.lanes * 4))
+        with f.if_(count.equals(target.lanes)):
+            _dot_finish(block, tiles, row, None)
+        with f.if_(count < target.lanes):
+            _dot_finish(block, tiles, row, first_lanes(f, target.lanes, count))
+    return f
+
+
+def _dot_row(block: Block, row: Value, tile: Value) -> None:
+    """Products of one weight row and each token, not yet summed over lanes, to tile[token][row]."""
+    f, e, k = block.f, block.e, block.k
+    weights = block.a.weight + row * block.row_bytes
+    inputs = [block.a.x + token * block.row_bytes for token in range(block.shape.columns)]
+    sums = [f.var(zeros(f, e.target.lanes)) for _ in inputs]
+
+    def accumulate(load: Callable[[Value], Value], offset: Value) -> None:
+        factors = e.operands(f, load(weights + offset))
+        for address, total in zip(inputs, sums, strict=True):
+            total.set(e.multiply_add(f, total.get(), factors, e.operands(f, load(address + offset))))
+
+    whole = k - k % e.block
+    with f.loop(0, whole * e.size, e.block * e.size) as offset:
+        accumulate(lambda address: e.load_block(f, address), offset)
+    if whole < k:
+        accumulate(lambda address: e.load_block_tail(f, address, f.const(k - whole)), f.const(whole * e.size))
+    for token, total in enumerate(sums):
+        f.store(total.get(), tile + token * e.target.lanes * e.target.lanes * 4)
+
+
+def _dot_finish(block: Block, tiles: list[Value], row: Value, mask: Value | None) -> None:
+    f, lanes = block.f, block.e.target.lanes
+    with f.loop(0, block.shape.columns) as token:
+
+        def total(tile: Value) -> Value:
+            base = tile + token * (lanes * lanes * 4)
+            return reduce_many(f, [f.load(base + i * lanes * 4, vector(lanes, F32)) for i in range(lanes)])
+
+        y = total(tiles[0])
+        if block.epilogue is Epilogue.GATE_UP:
+            y = silu(f, y) * total(tiles[1])
+        block.finish(y, token, row, mask)
+
+
+# lanes
+
+
+def packed_tokens(target: Target, num_tokens: int) -> int:
+    """Tokens of the packed activations: whole vectors."""
+    return -(-num_tokens // target.lanes) * target.lanes
+
+
+def lanes_groups(target: Target, num_tokens: int) -> int:
+    """Vectors of tokens that one register block takes."""
+    vectors = packed_tokens(target, num_tokens) // target.lanes
+    return vectors if vectors <= (3 if target.lanes == 16 else 2) else 2
+
+
+def build_lanes(target: Target, name: str) -> Function:
+    """Chunk: some rows of weight times all tokens. Name: lanes-<epilogue>-<groups>-<K>-<dtype>."""
+    epilogue, groups, k, is_bf16 = parse_name(name)
+    f, e, lanes = Function(name.replace("-", "_"), 2), Element(target, is_bf16), target.lanes
+    a = Arguments(f, LINEAR_ARGS)
+    padded = (a.num_tokens + (lanes - 1)) // lanes * lanes
+    tile = f.stack(groups * lanes * lanes * 4)
+
+    def emit(block: Block, row: Value) -> None:
+        with f.loop(0, padded, lanes * groups) as token:
+            _lanes_finish(block, _lanes_block(block, row, padded, token), tile, token, row)
+
+    _emit_rows(Block(f, e, a, lanes_shape(target, epilogue, groups), k, epilogue), f.args[1], emit)
+    return f
+
+
+def _lanes_block(block: Block, row: Value, padded: Value, token: Value) -> list[list[Value]]:
+    """Sums [weight row][group of tokens]. A group past the end is the last one again rather than a branch."""
+    f, e = block.f, block.e
+    lanes, weights = e.target.lanes, block.row_addresses(row)
+    groups = [f.minimum(token + i * lanes, padded - lanes) for i in range(block.shape.columns)]
+    inputs = [block.a.x + group * 4 for group in groups]
+    sums = [[f.var(zeros(f, lanes)) for _ in groups] for _ in weights]
+
+    def accumulate(word: Value, factors_at: Callable[[Value], tuple[Value, ...]]) -> None:
+        columns = [e.operands(f, e.load_block(f, address + word * (padded * 4))) for address in inputs]
+        for address, row_sums in zip(weights, sums, strict=True):
+            factors = factors_at(address + word * 4)
+            for column, total in zip(columns, row_sums, strict=True):
+                total.set(e.multiply_add(f, total.get(), column, factors))
+
+    def accumulate_words(first: Value | int, last: Value | int) -> None:
+        with f.loop(first, last) as word:
+            accumulate(word, lambda address: e.broadcast_operands(f, address))
+
+    words, line = block.k // e.pack, 16  # 32-bit words; words of a cache line
+    whole = words - words % line
+    with f.loop(0, whole, line) as first:
+        block.prefetch_next(weights, first * 4)
+        accumulate_words(first, first + line)
+    if whole < words:
+        accumulate_words(whole, words)
+    if words * e.pack < block.k:
+        accumulate(f.const(words), lambda address: _broadcast_half(f, e, address))
+    return [[total.get() for total in row_sums] for row_sums in sums]
+
+
+def _broadcast_half(f: Function, e: Element, address: Value) -> tuple[Value, ...]:
+    """The last element of an odd K, beside a zero; reads two bytes only."""
+    word = f.splat(f.cast("zext", f.load(address, "i16"), I32), e.target.lanes)
+    return e.operands(f, f.bitcast(word, e.block_type))
+
+
+def _lanes_finish(block: Block, sums: list[list[Value]], tile: Value, token: Value, row: Value) -> None:
+    """Turn [row][token lanes] into [token][row lanes] through a scratch tile, then finish token by token."""
+    f, shape, lanes = block.f, block.shape, block.e.target.lanes
+    for group in range(shape.columns):
+        rows = [sums[r][group] for r in range(shape.rows)]
+        if block.epilogue is Epilogue.GATE_UP:
+            rows = [silu(f, gate) * sums[shape.rows + r][group] for r, gate in enumerate(rows)]
+        rows += [rows[-1]] * (lanes - shape.rows)
+        for lane, out in enumerate(transpose(f, rows)):
+            f.store(out, tile + (group * lanes + lane) * lanes * 4)
+    with f.loop(token, f.minimum(token + shape.columns * lanes, block.a.num_tokens)) as t:
+        y = f.load(tile + (t - token) * (lanes * 4), vector(shape.rows, F32))
+        block.finish(y, t, row)
+
+
+# prologues
+
+
+def build_norm_prologue(target: Target, name: str) -> Function:
+    """normed = rms_norm(source, norm_weight), row by row."""
+    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
+    _emit_norm(f, e, Arguments(f, LINEAR_ARGS))
+    return f
+
+
+def build_pack_prologue(target: Target, name: str) -> Function:
+    """x = packed source."""
+    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
+    a = Arguments(f, LINEAR_ARGS)
+    _emit_pack(f, e, a, a.source)
+    return f
+
+
+def build_norm_pack_prologue(target: Target, name: str) -> Function:
+    """normed = rms_norm(source, norm_weight); x = packed normed."""
+    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
+    a = Arguments(f, LINEAR_ARGS)
+    _emit_norm(f, e, a)
+    _emit_pack(f, e, a, a.normed)
+    return f
+
+
+def _emit_norm(f: Function, e: Element, a: Arguments) -> None:
+    eps = a.float("eps")
+    with f.loop(0, a.num_tokens) as token:
+        offset = token * a.k * e.size
+        emit_norm_row(f, e, a.source + offset, a.norm_weight, a.normed + offset, a.k, eps)
+
+
+def _emit_pack(f: Function, e: Element, a: Arguments, source: Value) -> None:
+    """[T, K] to [K / pack][padded T][pack], squares of 32-bit words at a time; tokens past the end repeat the last."""
+    lanes = e.target.lanes
+    padded = (a.num_tokens + (lanes - 1)) // lanes * lanes
+    whole = a.k - a.k % e.block
+    with f.loop(0, padded, lanes) as token:
+        rows = [source + f.minimum(token + i, a.num_tokens - 1) * (a.k * e.size) for i in range(lanes)]
+        with f.loop(0, whole, e.block) as k:
+            blocks = [f.bitcast(e.load_block(f, row + k * e.size), vector(lanes, I32)) for row in rows]
+            for word, column in enumerate(transpose(f, blocks)):
+                f.store(column, a.x + ((k // e.pack + word) * padded + token) * 4)
+        with f.loop(whole, a.k, e.pack) as k:
+            for lane, row in enumerate(rows):
+                f.store(_word_at(f, e, row, k, a.k), a.x + (k // e.pack * padded + token + lane) * 4)
+
+
+def _word_at(f: Function, e: Element, row: Value, k: Value, size: Value) -> Value:
+    """The 32-bit word at element k of a row; past the row's end its second half is zero."""
+    if e.pack == 1:
+        return f.load(row + k * 4, I32)
+    low = f.cast("zext", f.load(row + k * 2, "i16"), I32)
+    high_at = row + f.minimum(k + 1, size - 1) * 2  # read again rather than past the end
+    high = f.cast("zext", f.load(high_at, "i16"), I32)
+    return low | f.select(k + 1 < size, high << 16, f.const(0, I32))

@@ -1,0 +1,125 @@
+"""What the engine knows of a model: plain numbers, read once from the checkpoint's own description.
+
+`models/config_hf.py` and `models/config_gguf.py` are the only readers of field names of transformers and of GGUF.
+Free of torch: launcher, router and HTTP processes read it too.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from models.errors import ModelError
+from models.source import ModelSource
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding.
+
+    rope_type: default, linear, llama3 or yarn. rotary_dim: dimensions of a head that are rotated.
+    frequency_factors: divisors of each of the rotary_dim / 2 frequencies (GGUF keeps llama3 scaling in this form).
+    original_context is 0 where the type has no use for it; attention_factor None means the type's own formula.
+    """
+
+    rope_type: str
+    theta: float
+    rotary_dim: int
+    factor: float = 1.0
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    frequency_factors: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """Mixture of experts: layer i has experts if it is not in dense_layers and (i + 1) % sparse_step == 0."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    sparse_step: int = 1
+    dense_layers: tuple[int, ...] = ()
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether `layer` has experts instead of one dense MLP."""
+        return layer not in self.dense_layers and (layer + 1) % self.sparse_step == 0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder's shape and constants.
+
+    architecture: name as transformers gives it. family: the module of this package that implements it.
+    attention_bias, attention_out_bias: biases of the q, k and v, and of the output projection.
+    dtype: the checkpoint's own (float32, bfloat16 or float16). eos_token_ids: every id that ends a turn.
+    """
+
+    architecture: str
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    attention_out_bias: bool = False
+    qk_norm: bool = False
+    moe: MoeConfig | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    dtype: str = "bfloat16"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (dicts, lists, numbers, strings, None) that `from_dict` takes back."""
+        return msgspec.to_builtins(asdict(self))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "ModelConfig":
+        """The config that `to_dict` wrote; ModelError if the data has another form."""
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise ModelError(f"model config: {error}") from None
+
+
+def load_model_config(source: ModelSource) -> ModelConfig:
+    """Read the config of `source`; ModelError names the field or architecture that is missing or unsupported."""
+    if Path(source.path).suffix == ".gguf":
+        from models.config_gguf import read_gguf_config
+
+        return read_gguf_config(Path(source.path))
+    from models.config_hf import read_hf_config
+
+    return read_hf_config(Path(source.path))
+
+
+def check_config(config: ModelConfig, where: str) -> ModelConfig:
+    """Raise ModelError on numbers that no model can have; returns `config`."""
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_q_heads", "num_kv_heads"):
+        if getattr(config, name) < 1:
+            raise ModelError(f"{where}: {name} must be positive, not {getattr(config, name)}")
+    if config.num_q_heads % config.num_kv_heads:
+        raise ModelError(
+            f"{where}: {config.num_q_heads} query heads cannot be shared evenly by {config.num_kv_heads} kv heads"
+        )
+    if config.head_dim < 2 or config.head_dim % 2 or not 0 < config.rope.rotary_dim <= config.head_dim:
+        raise ModelError(f"{where}: head_dim {config.head_dim} does not suit rotary embeddings")
+    if config.moe is not None and not 0 < config.moe.top_k <= config.moe.num_experts:
+        raise ModelError(f"{where}: {config.moe.top_k} of {config.moe.num_experts} experts a token is impossible")
+    return config

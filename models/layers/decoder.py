@@ -1,0 +1,105 @@
+"""The decoder that the dense and mixture-of-experts families share: embedding, layers, final norm and head."""
+
+import weakref
+from typing import Protocol
+
+import torch
+
+from kernels.interface import KernelBackend
+from models.config import ModelConfig
+from models.forward import ForwardBatch
+from models.layers.attention import Attention, plan_attention
+from models.layers.mlp import Mlp, plan_mlp
+from models.layers.moe import Moe, plan_moe
+from models.layers.rope import build_cos_sin
+from models.loader.plan import WeightPlan
+from models.parallel import TensorParallel
+from models.sharding import Sharding
+
+GROUP = "full"
+
+
+class FeedForward(Protocol):
+    """The second half of a layer."""
+
+    def forward(self, x: torch.Tensor) -> None:
+        """Add to x [T, H] in place."""
+
+
+def plan_decoder(config: ModelConfig, sharding: Sharding) -> WeightPlan:
+    """Every tensor of this rank. A tied head is a view of the embedding, which every rank has whole."""
+    plan = WeightPlan()
+    table = (config.vocab_size, config.hidden_size)
+    plan.add_whole("embedding", "model.embed_tokens.weight", table)
+    for layer in range(config.num_layers):
+        plan_attention(plan, layer, config, sharding)
+        is_sparse = config.moe is not None and config.moe.is_sparse(layer)
+        (plan_moe if is_sparse else plan_mlp)(plan, layer, config, sharding)
+    plan.add_whole("norm", "model.norm.weight", (config.hidden_size,))
+    if not config.tie_word_embeddings:
+        plan.add_rows("head", [("lm_head.weight", config.vocab_size, *sharding.vocab)], (config.hidden_size,))
+    return plan
+
+
+class DecoderModel:
+    """One rank's part of a decoder, on the tensors that `plan_decoder` asked for.
+
+    Not thread-safe. `forward` writes keys and values of the step's tokens into the pool that it is given.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, torch.Tensor],
+        sharding: Sharding,
+        tp: TensorParallel,
+        backend: KernelBackend,
+        *,
+        device: torch.device,
+        max_positions: int,
+    ) -> None:
+        self.config = config
+        self.sharding = sharding
+        self.tp = tp
+        self.backend = backend
+        self.embedding = weights["embedding"]
+        self.norm = weights["norm"]
+        head = weights.get("head")
+        self.head = self.embedding[slice(*sharding.vocab)] if head is None else head
+        cos_sin = build_cos_sin(config.rope, max_positions, device)
+        self.layers: list[tuple[Attention, FeedForward]] = []
+        for layer in range(config.num_layers):
+            attention = Attention(weights, layer, config, sharding, tp, backend, cos_sin)
+            is_sparse = config.moe is not None and config.moe.is_sparse(layer)
+            self.layers.append((attention, (Moe if is_sparse else Mlp)(weights, layer, config, tp, backend)))
+        self.weight_bytes = sum(weight.nbytes for weight in weights.values()) + cos_sin.nbytes
+        self._pool: weakref.ref[torch.Tensor] | None = None
+        self._kv_layers: list[torch.Tensor] = []
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Run one step; float32 logits [R, vocab] of the rows in `batch.logits_rows`, the same on every rank."""
+        backend, attention_batch = self.backend, batch.attention[GROUP]
+        x = backend.embedding(batch.token_ids, self.embedding)
+        for (attention, feed_forward), kv_layer in zip(
+            self.layers, self._layer_views(batch.kv_pools[GROUP]), strict=True
+        ):
+            attention.forward(x, kv_layer, attention_batch)
+            feed_forward.forward(x)
+        return self._logits(x.index_select(0, batch.logits_rows))
+
+    def forget_pool(self) -> None:
+        """Drop the views of the last pool, so that its memory can be given back."""
+        self._pool, self._kv_layers = None, []
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        logits = self.backend.norm_linear(rows, self.norm, self.config.rms_norm_eps, self.head)
+        if self.tp.size > 1:
+            logits = self.tp.all_gather_columns(logits, self.sharding.vocab_widths)
+        return logits.float()
+
+    def _layer_views(self, pool: torch.Tensor) -> list[torch.Tensor]:
+        """Per layer [num_pages, kv heads, 2, P, D], made once a pool."""
+        if self._pool is None or self._pool() is not pool:
+            self._kv_layers = list(pool.unbind(2))
+            self._pool = weakref.ref(pool)
+        return self._kv_layers

@@ -1,0 +1,46 @@
+"""SwiGLU feed-forward (Shazeer 2020), on this rank's columns."""
+
+import torch
+
+from kernels.interface import KernelBackend
+from models.config import ModelConfig
+from models.loader.plan import WeightPlan
+from models.parallel import TensorParallel
+from models.sharding import Sharding
+
+
+def plan_mlp(plan: WeightPlan, layer: int, config: ModelConfig, sharding: Sharding) -> None:
+    """Fused gate and up rows, and down columns, of this rank's part of the intermediate dimension."""
+    prefix, hidden, inner = f"model.layers.{layer}", config.hidden_size, config.intermediate_size
+    parts = [(f"{prefix}.mlp.{name}.weight", inner, *sharding.mlp) for name in ("gate_proj", "up_proj")]
+    plan.add_whole(f"{layer}.mlp_norm", f"{prefix}.post_attention_layernorm.weight", (hidden,))
+    plan.add_rows(f"{layer}.gate_up", parts, (hidden,))
+    plan.add_columns(f"{layer}.down", f"{prefix}.mlp.down_proj.weight", (hidden, inner), *sharding.mlp)
+
+
+class Mlp:
+    """x += down(silu(gate(norm(x))) * up(norm(x)))."""
+
+    def __init__(
+        self,
+        weights: dict[str, torch.Tensor],
+        layer: int,
+        config: ModelConfig,
+        tp: TensorParallel,
+        backend: KernelBackend,
+    ) -> None:
+        self.norm = weights[f"{layer}.mlp_norm"]
+        self.gate_up = weights[f"{layer}.gate_up"]
+        self.down = weights[f"{layer}.down"]
+        self.eps = config.rms_norm_eps
+        self.tp = tp
+        self.backend = backend
+
+    def forward(self, x: torch.Tensor) -> None:
+        """x [T, H] in place."""
+        backend = self.backend
+        inner = backend.norm_gate_up(x, self.norm, self.eps, self.gate_up)
+        if self.tp.size == 1:
+            backend.linear_residual(inner, self.down, x)
+        else:
+            x += self.tp.all_reduce(backend.linear(inner, self.down))

@@ -1,0 +1,56 @@
+"""Random weights of the right shapes, for benchmarks and tests: the same values at every tensor-parallel size."""
+
+import hashlib
+import json
+
+import torch
+
+from models.config import ModelConfig
+from models.loader.plan import Piece, WeightPlan, WeightReader
+from models.weights_digest import DIGEST_BYTES
+
+_SCALE = 0.02 * 3**0.5  # uniform in [-a, a] with the usual standard deviation of 0.02
+_MULTIPLIERS = (0x2C1B3C6D, 0x297A2D39)
+
+
+class DummyReader(WeightReader):
+    """Values are a hash of (seed, name, row, column), so that any slice can be made alone; norm weights are 1."""
+
+    def __init__(self, plan: WeightPlan, seed: int) -> None:
+        self._shapes = {piece.name: piece.shape for pieces in plan.pieces.values() for piece in pieces}
+        self._seed = seed
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, piece: Piece, out: torch.Tensor) -> None:
+        if piece.name.endswith("norm.weight"):
+            out.fill_(1.0)
+            return
+        starts = [0] * len(piece.shape)
+        starts[piece.dim] = piece.start
+        shape = piece.local_shape
+        index = torch.arange(starts[0], starts[0] + shape[0]).mul_(0x9E3779B1)
+        if len(shape) == 2:
+            index = index[:, None] + torch.arange(starts[1], starts[1] + shape[1]).mul_(0x85EBCA77)
+        out.copy_(_uniform(index.add_(self._tensor_seed(piece.name))))
+
+    def _tensor_seed(self, name: str) -> int:
+        digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "little")
+
+
+def _uniform(bits: torch.Tensor) -> torch.Tensor:
+    """Mix the low 32 bits of int64 `bits` (two multiply-xorshift rounds) into floats in [-_SCALE, _SCALE)."""
+    bits &= 0xFFFFFFFF
+    for multiplier in _MULTIPLIERS:
+        bits ^= bits >> 16
+        bits.mul_(multiplier).bitwise_and_(0xFFFFFFFF)
+    bits ^= bits >> 15
+    return bits.float().mul_(2 * _SCALE / 2**32).sub_(_SCALE)
+
+
+def dummy_digest(config: ModelConfig, seed: int) -> bytes:
+    """The digest that stands for the weights: they follow from config and seed."""
+    facts = json.dumps({"dummy_seed": seed, "config": config.to_dict()}, sort_keys=True).encode()
+    return hashlib.blake2b(facts, digest_size=DIGEST_BYTES).digest()

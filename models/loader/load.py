@@ -1,0 +1,129 @@
+"""From config and files to a model that can run."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from kernels.interface import KernelBackend
+from models.config import ModelConfig
+from models.errors import ModelError
+from models.layers.decoder import DecoderModel
+from models.loader.digest import BlockDigester
+from models.loader.dummy import DummyReader, dummy_digest
+from models.loader.gguf import GgufReader
+from models.loader.plan import Piece, WeightPlan, WeightReader, check_names
+from models.loader.safetensors import SafetensorsReader
+from models.parallel import TensorParallel
+from models.registry import load_family
+from models.sharding import shard_model
+from models.source import ModelSource, Progress
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, and this rank's share of the weights' digest.
+
+    block_digests: 32 bytes by block index; `models.weights_digest.merge_block_digests` wants those of all ranks.
+    """
+
+    model: DecoderModel
+    block_digests: dict[int, bytes]
+    num_blocks: int
+
+
+def load_model(
+    config: ModelConfig,
+    source: ModelSource,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    tp: TensorParallel,
+    backend: KernelBackend,
+    progress: Progress | None = None,
+    dummy_seed: int = 0,
+    max_positions: int | None = None,
+) -> LoadedModel:
+    """Read this rank's part of `source` as `dtype` onto `device` and build the model on it.
+
+    progress is called with ("weights", bytes done, bytes in all). max_positions: rows of the rotation table; default
+    the model's context. Raises ModelError with one line for whatever is wrong with the files.
+    """
+    family = load_family(config.family)
+    sharding = shard_model(config, tp.size, tp.rank)
+    plan = family.plan_weights(config, sharding)
+    reader = _open_reader(config, source, plan, dummy_seed)
+    check_names(plan, reader.shapes(), str(source.path))
+    with _loading_pool() as pool:
+        digester = BlockDigester(source.weight_files, tp.rank, tp.size, pool)
+        weights = _read_weights(plan, reader, pool, device, dtype, progress)
+        digests, num_blocks = digester.result(), digester.num_blocks
+    if source.kind == "dummy":
+        digests, num_blocks = ({0: dummy_digest(config, dummy_seed)} if tp.rank == 0 else {}), 1
+    positions = max_positions or config.max_position_embeddings
+    model = family.build_model(config, weights, sharding, tp, backend, device=device, max_positions=positions)
+    return LoadedModel(model, digests, num_blocks)
+
+
+def _open_reader(config: ModelConfig, source: ModelSource, plan: WeightPlan, seed: int) -> WeightReader:
+    if source.kind == "safetensors":
+        ignore = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset()
+        return SafetensorsReader(source.weight_files, ignore=ignore)
+    if source.kind == "gguf":
+        return GgufReader(source.path, config)
+    if source.kind == "dummy":
+        return DummyReader(plan, seed)
+    raise ModelError(f"weights of kind {source.kind!r} are not supported")
+
+
+def _read_weights(
+    plan: WeightPlan,
+    reader: WeightReader,
+    pool: ThreadPoolExecutor,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None,
+) -> dict[str, torch.Tensor]:
+    """Allocate all tensors and fill them piece by piece in `pool`, the largest first."""
+    weights = {key: torch.empty(shape, dtype=dtype, device=device) for key, shape in plan.shapes.items()}
+    views = [(piece, piece.view_of(weights[key])) for key, pieces in plan.pieces.items() for piece in pieces]
+    views.sort(key=lambda pair: -pair[1].numel())
+    futures = [pool.submit(_fill, reader, piece, view) for piece, view in views]
+    total, done = sum(weight.nbytes for weight in weights.values()), 0
+    try:
+        for future in as_completed(futures):
+            done += future.result()
+            if progress is not None:
+                progress("weights", done, total)
+    finally:
+        for future in futures:
+            future.cancel()
+    return weights
+
+
+def _fill(reader: WeightReader, piece: Piece, view: torch.Tensor) -> int:
+    """Read one piece into its place, through host memory if that is elsewhere; returns its bytes."""
+    if view.device.type == "cpu":
+        reader.read(piece, view)
+    else:
+        staged = torch.empty(piece.local_shape, dtype=view.dtype)
+        reader.read(piece, staged)
+        view.copy_(staged)
+    return view.nbytes
+
+
+@contextmanager
+def _loading_pool() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as torch may use, each running torch operations alone.
+
+    Threads of torch's own would wait for each other by spinning, which on a busy machine takes many times longer.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="load-weights") as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,44 @@
+"""Safetensors checkpoints, one file or sharded; only the asked-for part of a tensor is read."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from models.errors import ModelError
+from models.loader.plan import Piece, WeightReader
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+
+class SafetensorsReader(WeightReader):
+    """Reads from `files`; ModelError if one is truncated or corrupt, or if two of them hold the same tensor."""
+
+    def __init__(self, files: tuple[Path, ...], *, ignore: frozenset[str] = frozenset()) -> None:
+        self._slices = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._files = []
+        for path in files:
+            try:
+                file = safe_open(path, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path}: truncated or corrupt safetensors file ({error})") from None
+            self._files.append(file)
+            for name in sorted(file.keys()):
+                if name in ignore or name.endswith(_IGNORED_SUFFIXES):
+                    continue
+                if name in self._slices:
+                    raise ModelError(f"{path}: tensor {name} is in another file too")
+                self._slices[name] = part = file.get_slice(name)
+                self._shapes[name] = tuple(part.get_shape())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, piece: Piece, out: torch.Tensor) -> None:
+        part = self._slices[piece.name]
+        if part.get_dtype() not in _FLOATS:
+            raise ModelError(f"tensor {piece.name} has dtype {part.get_dtype()}, which is not supported")
+        rows = slice(piece.start, piece.stop)
+        out.copy_(part[rows] if piece.dim == 0 else part[:, rows])

@@ -1,0 +1,88 @@
+"""From `ServeConfig` to `ResolvedConfig`: every default that needs the model or the machine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from serve.config import ResolvedConfig, ServeConfig
+from serve.errors import ConfigError
+
+CPU_BATCH_TOKENS = 2048
+CUDA_BATCH_TOKENS = 8192
+# Slots that an HTTP process has beyond what may run and wait, for requests that have ended but still drain.
+SPARE_SLOTS = 16
+# Connections spread unevenly over HTTP processes: each can take this many times its even share of requests.
+SHARE_FACTOR = 4
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the defaults depend on. context_length: tokens; dtype: the checkpoint's."""
+
+    path: Path
+    name: str
+    context_length: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class MachineShape:
+    """device: what `auto` means here; cores: that this process may use."""
+
+    device: Literal["cpu", "cuda"]
+    cores: int
+
+
+def resolve(serve: ServeConfig, model: ModelShape, machine: MachineShape, run_dir: Path) -> ResolvedConfig:
+    """Fill every default in. Raises ConfigError for values that the model or each other make impossible."""
+    device = machine.device if serve.device == "auto" else serve.device
+    batch_max_tokens, chunked_prefill_size = resolve_token_budgets(serve, device)
+    return ResolvedConfig(
+        serve=serve,
+        model_path=model.path,
+        model_name=serve.served_model_name or model.name,
+        run_dir=run_dir,
+        device=device,
+        data_type=resolve_data_type(serve, model.dtype, device),
+        threads_per_worker=max(1, (serve.cpu_threads or machine.cores) // serve.tp),
+        max_req_total_len=resolve_length_limit(serve, model.context_length),
+        batch_max_tokens=batch_max_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        page_size=serve.cpu_cache_token_page_size,
+        num_slots=count_slots(serve),
+    )
+
+
+def resolve_token_budgets(serve: ServeConfig, device: str) -> tuple[int, int]:
+    """Tokens a step, and prompt tokens a request a step; a lone chunk size may raise the default step."""
+    default = CUDA_BATCH_TOKENS if device == "cuda" else CPU_BATCH_TOKENS
+    batch = serve.batch_max_tokens or max(default, serve.chunked_prefill_size or 0)
+    chunk = serve.chunked_prefill_size or batch
+    if chunk > batch:
+        raise ConfigError(f"--chunked_prefill_size {chunk} is above --batch_max_tokens {batch}")
+    return batch, chunk
+
+
+def resolve_data_type(serve: ServeConfig, model_dtype: str, device: str) -> Literal["bfloat16", "float32"]:
+    """auto: float32 on CPUs, which compute little else; on GPUs float32 for a float32 checkpoint, else bfloat16."""
+    if serve.data_type != "auto":
+        return serve.data_type
+    return "float32" if device == "cpu" or model_dtype == "float32" else "bfloat16"
+
+
+def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
+    """Prompt and output tokens of one request; the size of the pool may lower a default further."""
+    if serve.max_req_total_len is None:
+        return context_length
+    if serve.max_req_total_len > context_length:
+        raise ConfigError(
+            f"--max_req_total_len {serve.max_req_total_len} is above the model's context of {context_length} tokens"
+        )
+    return serve.max_req_total_len
+
+
+def count_slots(serve: ServeConfig) -> int:
+    """Slots of the request table, the same number for each HTTP process. Unused slots cost no memory."""
+    wanted = serve.running_max_req_size + serve.max_queue_size
+    share = min(wanted, -(-SHARE_FACTOR * wanted // serve.num_http_servers)) + SPARE_SLOTS
+    return share * serve.num_http_servers

@@ -1,0 +1,1 @@
+"""The launcher: starts, watches, restarts and stops all other processes of a server."""

@@ -1,0 +1,59 @@
+"""What the launcher prints once when the server answers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from serve.config import ResolvedConfig
+from serve.launcher.child_process import ChildProcess
+from serve.launcher.engine_info import EngineFacts
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(count: float) -> str:
+    """`1.5 GiB`."""
+    unit = 0
+    while abs(count) >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def format_summary(
+    config: ResolvedConfig, facts: EngineFacts, workers: Sequence[ChildProcess], phases: dict[str, float], url: str
+) -> str:
+    """Model, state groups, pages and tokens a tier, memory plan, time by phase (seconds), URL."""
+    lines = [
+        f"Varve serves {config.model_name} at {url}",
+        f"  model    {config.model_path}, {config.data_type} on {config.device}, tp {config.serve.tp}, "
+        f"{config.threads_per_worker} threads a worker",
+        f"  limits   {facts.max_req_total_len} tokens a request, {config.serve.running_max_req_size} running, "
+        f"{config.serve.max_queue_size} waiting, {config.batch_max_tokens} tokens a step",
+    ]
+    for group in facts.groups:
+        pages = facts.num_pages[group.name]
+        lines.append(
+            f"  state    {group.name} ({group.kind}): {format_bytes(group.bytes_per_page)} a page of "
+            f"{group.page_tokens} tokens; device {pages} pages, {pages * group.page_tokens} tokens, "
+            f"{format_bytes(pages * group.bytes_per_page)}; host 0 pages; disk 0 pages"
+        )
+    lines += [f"  memory   {worker.name}: {_format_memory(worker)}" for worker in workers if worker.info.get("memory")]
+    lines.append(f"  start    {', '.join(f'{name} {seconds:.1f} s' for name, seconds in phases.items())}")
+    return "\n".join(lines)
+
+
+def worker_phases(workers: Sequence[ChildProcess]) -> dict[str, float]:
+    """The slowest rank's seconds of each phase that the workers measured."""
+    slowest: dict[str, float] = {}
+    for worker in workers:
+        for name, seconds in _numbers(worker.info.get("phases")).items():
+            slowest[name] = max(seconds, slowest.get(name, 0.0))
+    return slowest
+
+
+def _format_memory(worker: ChildProcess) -> str:
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in _numbers(worker.info.get("memory")).items())
+
+
+def _numbers(section: Any) -> dict[str, float]:
+    items = section.items() if isinstance(section, dict) else ()
+    return {str(name): float(value) for name, value in items if isinstance(value, int | float)}
