@@ -30,7 +30,7 @@ from serve.launcher.children import Children
 from serve.launcher.engine_group import ENGINE_ROLES, EngineGroup, EngineState
 from serve.launcher.engine_info import EngineFacts, engine_up_info, merge_answers
 from serve.launcher.events import EventLoop
-from serve.launcher.http_socket import url_of
+from serve.launcher.http_socket import open_to_clients, url_of
 from serve.launcher.model_facts import ModelFacts
 from serve.launcher.progress import ProgressReporter
 from serve.launcher.restart_policy import RestartPolicy
@@ -226,6 +226,7 @@ class Launcher:
         self._facts = merge_answers(self._config, self._launch.model, workers)
         info = engine_up_info(self._config, self._launch.model, self._facts, self._key)
         self._engine_up = EngineUp(group.epoch, info)
+        open_to_clients(self._launch.listener)
         self._children.send(self._engine_up, "router", "httpserver", "cache")
         logger.info("the engine of epoch %d is up", group.epoch)
 
