@@ -1,4 +1,4 @@
-"""The cache manager process: its mailbox, the launcher's line, the control socket and the arena around a `CacheManager`."""
+"""The cache manager process: mailbox, the launcher's line, control socket and arena around a `CacheManager`."""
 
 import logging
 import sys
