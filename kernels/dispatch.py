@@ -19,6 +19,8 @@ def get_backend(device: torch.device, *, reference: bool = False, num_threads: i
         from kernels.cpu.backend import CpuBackend
 
         return CpuBackend(num_threads=num_threads)
-    raise NotImplementedError(
-        f"no kernels for device type {device.type!r}: this build serves on 'cpu' (the reference backend runs anywhere)"
-    )
+    if device.type == "cuda":
+        from kernels.cuda_backend import CudaBackend
+
+        return CudaBackend()
+    raise NotImplementedError(f"no kernels for device type {device.type!r}")

@@ -109,17 +109,35 @@ def load_model_config(source: ModelSource) -> ModelConfig:
     return read_hf_config(Path(source.path))
 
 
+_POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_q_heads",
+    "num_kv_heads",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+
+
 def check_config(config: ModelConfig, where: str) -> ModelConfig:
     """Raise ModelError on numbers that no model can have; returns `config`."""
-    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_q_heads", "num_kv_heads"):
-        if getattr(config, name) < 1:
+    for name in _POSITIVE:
+        if getattr(config, name) <= 0:
             raise ModelError(f"{where}: {name} must be positive, not {getattr(config, name)}")
+    if config.rope.theta <= 0 or config.rope.factor <= 0:
+        raise ModelError(f"{where}: theta and factor of the rotary embedding must be positive")
+    if config.rope.rope_type in ("llama3", "yarn") and config.rope.original_context < 1:
+        raise ModelError(f"{where}: the original context of the rotary embedding must be positive")
     if config.num_q_heads % config.num_kv_heads:
         raise ModelError(
             f"{where}: {config.num_q_heads} query heads cannot be shared evenly by {config.num_kv_heads} kv heads"
         )
     if config.head_dim < 2 or config.head_dim % 2 or not 0 < config.rope.rotary_dim <= config.head_dim:
         raise ModelError(f"{where}: head_dim {config.head_dim} does not suit rotary embeddings")
+    if config.moe is not None and min(config.moe.intermediate_size, config.moe.sparse_step) < 1:
+        raise ModelError(f"{where}: intermediate size and step of the experts must be positive")
     if config.moe is not None and not 0 < config.moe.top_k <= config.moe.num_experts:
         raise ModelError(f"{where}: {config.moe.top_k} of {config.moe.num_experts} experts a token is impossible")
     return config

@@ -46,13 +46,17 @@ def read_gguf_config(path: Path) -> ModelConfig:
     architecture = _ARCHITECTURES.get(prefix, prefix)
     family = family_of(architecture)
     fields = _Fields(file, prefix)
+    if file.fields.get("split.count", 1) != 1:
+        raise ModelError(
+            f"{path}: is one of {file.fields['split.count']} parts; GGUF files in parts are not supported yet"
+        )
     if fields.get("attention.sliding_window"):
         raise ModelError(f"{path}: sliding-window attention ({prefix}) is not supported yet")
     moe = _read_moe(fields)
     if moe is not None and prefix != "qwen3moe":
         raise ModelError(f"{path}: experts in architecture {prefix!r} are not supported yet")
     hidden, heads = fields.number("embedding_length"), fields.number("attention.head_count")
-    head_dim = fields.number("attention.key_length", hidden // heads)
+    head_dim = fields.number("attention.key_length", hidden // max(heads, 1))
     if fields.get("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{path}: key and value heads of different size are not supported")
     config = ModelConfig(

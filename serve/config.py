@@ -21,6 +21,7 @@ class ServeConfig(BaseModel):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: str | None = Field(None, description="require 'Authorization: Bearer KEY' on /v1 routes")
     admin_api_key: str | None = Field(None, description="enable the admin routes and require this key on them")
+    http_max_body_size: int | None = Field(None, ge=1024, description="bytes of a request; default: by the context")
     num_http_servers: int = Field(1, ge=1, le=64, description="HTTP processes that share the port")
     tp: int = Field(1, ge=1, le=64, description="tensor-parallel workers")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")

@@ -86,12 +86,14 @@ class Compiler:
         parts = [*sorted(function.declarations), function.text(), 'attributes #0 = { nounwind "no-trapping-math"="true" }']
         module = llvm.parse_assembly("\n".join(parts))
         module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=2)
-        options.loop_vectorization = False
-        options.slp_vectorization = False
-        options.loop_unrolling = False
-        builder = llvm.create_pass_builder(self._machine, options)
-        builder.getModulePassManager().run(module, builder)
+        builder = llvm.create_pass_builder(self._machine, llvm.create_pipeline_tuning_options())
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_loop_rotate_pass()
+        passes.add_simplify_cfg_pass()
+        passes.run(module, builder)
         return module
 
     def _compile(self, function: Function) -> int:

@@ -1,7 +1,7 @@
 """A team of native threads that shares the chunks of one job, woken in about a microsecond while it is busy.
 
 Job: int64 words [body function, prologue function or 0, number of chunks, arguments...]. `launch` runs the prologue on
-the calling thread, posts the job, and takes chunks beside the workers until all are done. A worker that is late takes
+the calling thread (it may still set the number of chunks), posts the job, and takes chunks beside the workers until all are done. A worker that is late takes
 nothing, so that a descheduled thread never holds up a job it has not begun. After its last chunk a worker spins for a
 few tens of microseconds (the next kernel of a decode step comes sooner) and then sleeps on a futex.
 
@@ -75,9 +75,10 @@ def build_launch(target: Target, name: str) -> Function:
     """void launch(team or 0, job): run a job to its end; without a team, alone."""
     f = Function(name, 2)
     team, job = f.args
-    prologue, chunks = f.load(job + 8 * JOB_PROLOGUE, I64), f.load(job + 8 * JOB_CHUNKS, I64)
+    prologue = f.load(job + 8 * JOB_PROLOGUE, I64)
     with f.if_(prologue > 0):
         f.call_pointer(prologue, job + 8 * JOB_ARGS)
+    chunks = f.load(job + 8 * JOB_CHUNKS, I64)
     alone = f.var(1)
     with f.if_(team > 0), f.if_(chunks > 1):
         alone.set(0)

@@ -4,9 +4,9 @@ import torch
 
 from kernels.interface import AttentionBatch, KernelBackend
 from models.config import ModelConfig
-from models.loader.plan import WeightPlan
 from models.parallel import TensorParallel
 from models.sharding import Sharding
+from models.weight_plan import WeightPlan
 
 
 def plan_attention(plan: WeightPlan, layer: int, config: ModelConfig, sharding: Sharding) -> None:

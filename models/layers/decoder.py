@@ -12,9 +12,9 @@ from models.layers.attention import Attention, plan_attention
 from models.layers.mlp import Mlp, plan_mlp
 from models.layers.moe import Moe, plan_moe
 from models.layers.rope import build_cos_sin
-from models.loader.plan import WeightPlan
 from models.parallel import TensorParallel
 from models.sharding import Sharding
+from models.weight_plan import WeightPlan
 
 GROUP = "full"
 

@@ -4,9 +4,9 @@ import torch
 
 from kernels.interface import KernelBackend
 from models.config import ModelConfig
-from models.loader.plan import Piece, WeightPlan
 from models.parallel import TensorParallel
 from models.sharding import Sharding
+from models.weight_plan import Piece, WeightPlan
 
 
 def plan_moe(plan: WeightPlan, layer: int, config: ModelConfig, sharding: Sharding) -> None:

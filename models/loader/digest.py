@@ -4,6 +4,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from models.errors import ModelError
+from models.source import Progress
 from models.weights_digest import digest_block, file_blocks
 
 
@@ -13,13 +14,20 @@ class BlockDigester:
     def __init__(self, files: tuple[Path, ...], rank: int, size: int, executor: Executor) -> None:
         blocks = file_blocks(files)
         self.num_blocks = len(blocks)
+        self._mine = {index: blocks[index] for index in range(rank, len(blocks), size)}
         self._futures: dict[int, Future[bytes]] = {
-            index: executor.submit(digest_block, *blocks[index]) for index in range(rank, len(blocks), size)
+            index: executor.submit(digest_block, *block) for index, block in self._mine.items()
         }
 
-    def result(self) -> dict[int, bytes]:
-        """Digest by block index; waits for it. ModelError if a file cannot be read."""
+    def result(self, progress: Progress | None = None) -> dict[int, bytes]:
+        """Digest by block index; waits, and reports bytes as ("digest", done, total). ModelError if a file fails."""
+        total, done, digests = sum(length for _, _, length in self._mine.values()), 0, {}
         try:
-            return {index: future.result() for index, future in self._futures.items()}
+            for index, future in self._futures.items():
+                digests[index] = future.result()
+                done += self._mine[index][2]
+                if progress is not None:
+                    progress("digest", done, total)
         except OSError as error:
             raise ModelError(f"weights cannot be read: {error}") from None
+        return digests

@@ -6,10 +6,12 @@ import json
 import torch
 
 from models.config import ModelConfig
-from models.loader.plan import Piece, WeightPlan, WeightReader
+from models.weight_plan import Piece, WeightPlan, WeightReader
 from models.weights_digest import DIGEST_BYTES
 
 _SCALE = 0.02 * 3**0.5  # uniform in [-a, a] with the usual standard deviation of 0.02
+_CHUNK_ELEMENTS = 1 << 18
+_ROW_STEP, _COLUMN_STEP = 0x9E3779B1, 0x85EBCA77
 _MULTIPLIERS = (0x2C1B3C6D, 0x297A2D39)
 
 
@@ -27,13 +29,15 @@ class DummyReader(WeightReader):
         if piece.name.endswith("norm.weight"):
             out.fill_(1.0)
             return
-        starts = [0] * len(piece.shape)
-        starts[piece.dim] = piece.start
-        shape = piece.local_shape
-        index = torch.arange(starts[0], starts[0] + shape[0]).mul_(0x9E3779B1)
-        if len(shape) == 2:
-            index = index[:, None] + torch.arange(starts[1], starts[1] + shape[1]).mul_(0x85EBCA77)
-        out.copy_(_uniform(index.add_(self._tensor_seed(piece.name))))
+        first_row, first_column = (piece.start, 0) if piece.dim == 0 else (0, piece.start)
+        matrix = out if out.dim() == 2 else out.unsqueeze(1)
+        columns = torch.arange(first_column, first_column + matrix.shape[1]).mul_(_COLUMN_STEP)
+        columns += self._tensor_seed(piece.name)
+        step = max(1, _CHUNK_ELEMENTS // matrix.shape[1])
+        for row in range(0, matrix.shape[0], step):
+            part = matrix[row : row + step]
+            rows = torch.arange(first_row + row, first_row + row + part.shape[0]).mul_(_ROW_STEP)
+            part.copy_(_uniform(rows[:, None] + columns))
 
     def _tensor_seed(self, name: str) -> int:
         digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=4).digest()

@@ -10,7 +10,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from models.config import ModelConfig
 from models.gguf_file import GgufFile, GgufTensor
 from models.loader.dequantize import dequantize_rows
-from models.loader.plan import Piece, WeightReader
+from models.weight_plan import Piece, WeightReader
 
 _CHUNK_ELEMENTS = 1 << 19
 _IGNORED = ("rope_freqs.weight",)  # part of the config

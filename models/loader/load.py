@@ -1,7 +1,7 @@
 """From config and files to a model that can run."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,13 +13,14 @@ from models.errors import ModelError
 from models.layers.decoder import DecoderModel
 from models.loader.digest import BlockDigester
 from models.loader.dummy import DummyReader, dummy_digest
+from models.loader.filling import WeightFilling
 from models.loader.gguf import GgufReader
-from models.loader.plan import Piece, WeightPlan, WeightReader, check_names
 from models.loader.safetensors import SafetensorsReader
 from models.parallel import TensorParallel
 from models.registry import load_family
 from models.sharding import shard_model
 from models.source import ModelSource, Progress
+from models.weight_plan import WeightPlan, WeightReader, check_names
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def load_model(
 ) -> LoadedModel:
     """Read this rank's part of `source` as `dtype` onto `device` and build the model on it.
 
-    progress is called with ("weights", bytes done, bytes in all). max_positions: rows of the rotation table; default
-    the model's context. Raises ModelError with one line for whatever is wrong with the files.
+    progress is called with ("weights" or "digest", bytes done, bytes in all). max_positions: rows of the rotation
+    table; default the model's context. Raises ModelError with one line for whatever is wrong with the files.
     """
     family = load_family(config.family)
     sharding = shard_model(config, tp.size, tp.rank)
@@ -57,9 +58,10 @@ def load_model(
     reader = _open_reader(config, source, plan, dummy_seed)
     check_names(plan, reader.shapes(), str(source.path))
     with _loading_pool() as pool:
+        filling = WeightFilling(plan, reader, pool, device, dtype)
         digester = BlockDigester(source.weight_files, tp.rank, tp.size, pool)
-        weights = _read_weights(plan, reader, pool, device, dtype, progress)
-        digests, num_blocks = digester.result(), digester.num_blocks
+        weights = filling.result(progress)
+        digests, num_blocks = digester.result(progress), digester.num_blocks
     if source.kind == "dummy":
         digests, num_blocks = ({0: dummy_digest(config, dummy_seed)} if tp.rank == 0 else {}), 1
     positions = max_positions or config.max_position_embeddings
@@ -78,42 +80,6 @@ def _open_reader(config: ModelConfig, source: ModelSource, plan: WeightPlan, see
     raise ModelError(f"weights of kind {source.kind!r} are not supported")
 
 
-def _read_weights(
-    plan: WeightPlan,
-    reader: WeightReader,
-    pool: ThreadPoolExecutor,
-    device: torch.device,
-    dtype: torch.dtype,
-    progress: Progress | None,
-) -> dict[str, torch.Tensor]:
-    """Allocate all tensors and fill them piece by piece in `pool`, the largest first."""
-    weights = {key: torch.empty(shape, dtype=dtype, device=device) for key, shape in plan.shapes.items()}
-    views = [(piece, piece.view_of(weights[key])) for key, pieces in plan.pieces.items() for piece in pieces]
-    views.sort(key=lambda pair: -pair[1].numel())
-    futures = [pool.submit(_fill, reader, piece, view) for piece, view in views]
-    total, done = sum(weight.nbytes for weight in weights.values()), 0
-    try:
-        for future in as_completed(futures):
-            done += future.result()
-            if progress is not None:
-                progress("weights", done, total)
-    finally:
-        for future in futures:
-            future.cancel()
-    return weights
-
-
-def _fill(reader: WeightReader, piece: Piece, view: torch.Tensor) -> int:
-    """Read one piece into its place, through host memory if that is elsewhere; returns its bytes."""
-    if view.device.type == "cpu":
-        reader.read(piece, view)
-    else:
-        staged = torch.empty(piece.local_shape, dtype=view.dtype)
-        reader.read(piece, staged)
-        view.copy_(staged)
-    return view.nbytes
-
-
 @contextmanager
 def _loading_pool() -> Iterator[ThreadPoolExecutor]:
     """As many threads as torch may use, each running torch operations alone.
@@ -122,8 +88,9 @@ def _loading_pool() -> Iterator[ThreadPoolExecutor]:
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load-weights")
     try:
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="load-weights") as pool:
-            yield pool
+        yield pool
     finally:
+        pool.shutdown(cancel_futures=True)
         torch.set_num_threads(num_threads)

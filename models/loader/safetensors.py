@@ -6,7 +6,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from models.errors import ModelError
-from models.loader.plan import Piece, WeightReader
+from models.weight_plan import Piece, WeightReader
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)

@@ -1,11 +1,14 @@
 """The launcher's event loop: file descriptors and signals, on one thread."""
 
+import logging
 import selectors
 import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
+
+logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -73,6 +76,7 @@ class EventLoop:
         for number in self._signal_reader.recv(4096):
             if number in STOP_SIGNALS:
                 self.num_stops += 1
+                logger.info("received %s", signal.Signals(number).name)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -149,7 +149,7 @@ def test_a_device_prefix_hit_gives_the_same_text(served: Any, prompts: Any, cold
     warm = run_all(served, prompts)
     for prompt, first, second in zip(prompts, cold, warm, strict=True):
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == (len(prompt) - 1) // 64 * 64
-        assert second["usage"]["cached_tokens_by_tier"]["device"] == (len(prompt) - 1) // 64 * 64
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]["device"] == (len(prompt) - 1) // 64 * 64
         assert second["token_ids"] == first["token_ids"]
 
 

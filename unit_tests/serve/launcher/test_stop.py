@@ -44,6 +44,16 @@ def test_a_second_signal_stops_at_once(start: Any) -> None:
     assert not server.run_dir.exists()
 
 
+def test_a_stop_during_a_restart_does_not_wait_for_who_does_not_listen_yet(start: Any) -> None:
+    server = start(worker="hang_after_restart").wait_ready()
+    server.kill_child("worker")
+    server.wait_event("start", "worker", epoch=2)
+    started = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - started < 5
+    assert "is killed" not in server.out
+
+
 def test_a_child_that_ignores_the_stop_is_killed(start: Any) -> None:
     server = start("--drain_timeout", "0", httpserver="ignore_stop").wait_ready()
     server.process.send_signal(signal.SIGTERM)

@@ -40,7 +40,7 @@ def before_ready(context: ChildContext, behaviour: str) -> None:
         raise StartError("the weights do not\nfit into memory")
     if behaviour == "crash":
         os._exit(3)
-    if behaviour == "hang":
+    if behaviour == "hang" or (behaviour == "hang_after_restart" and context.restarts):
         context.parent.send(Progress(context.role, context.index, "loading weights", 3, 10))
         time.sleep(60)
     if behaviour == "spin":

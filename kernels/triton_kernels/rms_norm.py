@@ -1,0 +1,28 @@
+"""RMSNorm (Zhang and Sennrich 2019), one program a row, statistics in float32."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, row_stride, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(x_ptr + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+    tl.store(out_ptr + row * width + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise the last dimension of x [..., H] (rows contiguous) by weight [H] -> fresh tensor of x's shape."""
+    width = x.shape[-1]
+    rows = x.reshape(-1, width)
+    out = torch.empty_like(rows)
+    block = triton.next_power_of_2(width)
+    _rms_norm_kernel[(rows.shape[0],)](
+        rows, weight, out, rows.stride(0), width, eps, BLOCK=block, num_warps=min(max(block // 512, 1), 8)
+    )
+    return out.view(x.shape)

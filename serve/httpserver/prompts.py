@@ -1,0 +1,126 @@
+"""From request bodies to token ids. Long texts are tokenized on a thread, so that streams go on meanwhile."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serve.httpserver.chat_template import ChatTemplateError
+from serve.httpserver.errors import ApiError, bad_request
+from serve.httpserver.openai_protocol import ChatMessage, ToolDefinition
+from serve.httpserver.request_service import check_prompt_ids
+from serve.httpserver.tokenizer import ServeTokenizer
+
+INLINE_CHARS = 4096
+RESERVED_VARIABLES = {"self", "messages", "tools", "documents", "add_generation_prompt"}
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """token_ids: uint32 [num_prompt]. text: as the client gave it, None when it gave ids."""
+
+    token_ids: np.ndarray
+    text: str | None
+
+
+class PromptEncoder:
+    """Makes prompts for one model. Raises ApiError (400) for what it cannot or may not encode."""
+
+    def __init__(self, tokenizer: ServeTokenizer, vocab_size: int, max_total_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_total_tokens = max_total_tokens
+
+    async def completion(self, prompt: Any, add_special_tokens: bool) -> list[EncodedPrompt]:
+        """Prompts of a completion request: text, ids, or a list of either."""
+        if isinstance(prompt, str):
+            return [await self._text(prompt, add_special_tokens, "prompt")]
+        if isinstance(prompt[0], int):
+            return [self._ids(prompt)]
+        if isinstance(prompt[0], str):
+            return [await self._text(text, add_special_tokens, "prompt") for text in prompt]
+        return [self._ids(ids) for ids in prompt]
+
+    async def chat(
+        self,
+        messages: list[ChatMessage],
+        tools: list[ToolDefinition] | None,
+        add_generation_prompt: bool,
+        arguments: dict[str, Any],
+        add_special_tokens: bool = False,
+    ) -> EncodedPrompt:
+        """The prompt that the model's chat template makes of messages. arguments: its further variables."""
+        template = self._tokenizer.chat_template
+        if template is None:
+            raise bad_request("the model has no chat template; use /v1/completions", "messages")
+        for name in RESERVED_VARIABLES & arguments.keys():
+            raise bad_request(f"chat_template_kwargs cannot set {name}", "chat_template_kwargs")
+        plain = [_plain_message(message, position) for position, message in enumerate(messages)]
+        known_tools = [tool.model_dump() for tool in tools] if tools and template.uses_tools else None
+        size = sum(len(message.get("content") or "") for message in plain)
+        try:
+            if size <= INLINE_CHARS:
+                text = template.render(plain, known_tools, add_generation_prompt, **arguments)
+            else:
+                text = await asyncio.to_thread(template.render, plain, known_tools, add_generation_prompt, **arguments)
+        except ChatTemplateError as error:
+            raise bad_request(str(error), "messages") from error
+        return await self._text(text, add_special_tokens, "messages")
+
+    async def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text of any length."""
+        if len(text) <= INLINE_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Raises a 400 unless all ids are in the vocabulary."""
+        check_prompt_ids(np.array(ids, np.uint32), self._vocab_size, param)
+
+    async def _text(self, text: str, add_special_tokens: bool, param: str) -> EncodedPrompt:
+        if len(text) > self._max_total_tokens * self._tokenizer.max_token_chars:
+            raise self.too_long(None, param)
+        ids = await self.ids_of(text, add_special_tokens)
+        if not ids and self._tokenizer.bos_token_id is not None:
+            ids = [self._tokenizer.bos_token_id]
+        if not ids:
+            raise bad_request("the prompt is empty", param)
+        return EncodedPrompt(np.array(ids, np.uint32), text)
+
+    def _ids(self, ids: list[int]) -> EncodedPrompt:
+        array = np.array(ids, np.uint32)
+        check_prompt_ids(array, self._vocab_size, "prompt")
+        return EncodedPrompt(array, None)
+
+    def room_after(self, num_prompt: int) -> int:
+        """Tokens that can be generated after a prompt; negative when it is too long itself."""
+        return self._max_total_tokens - num_prompt
+
+    def too_long(self, num_tokens: int | None, param: str) -> ApiError:
+        """The 400 for a prompt that leaves no room for output."""
+        found = "more" if num_tokens is None else str(num_tokens)
+        limit = self._max_total_tokens
+        message = f"this server's limit is {limit} tokens of prompt and output, the prompt has {found}"
+        return bad_request(message, param, "context_length_exceeded")
+
+
+def _plain_message(message: ChatMessage, position: int) -> dict[str, Any]:
+    """A message as templates expect it: text parts joined."""
+    plain = message.model_dump(exclude_unset=True)
+    plain["content"] = _content_text(message.content, position)
+    return plain
+
+
+def _content_text(content: str | list[dict[str, Any]] | None, position: int) -> str | None:
+    if not isinstance(content, list):
+        return content if content is not None else ""
+    texts = []
+    for number, part in enumerate(content):
+        where = f"messages[{position}].content[{number}]"
+        if part.get("type") != "text":
+            raise bad_request("only content parts of type 'text' are supported", f"{where}.type")
+        if not isinstance(part.get("text"), str):
+            raise bad_request("expected a string", f"{where}.text")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,61 @@
+"""States that grow by token: the keys and values of full attention."""
+
+import mmap
+
+import numpy as np
+import torch
+
+from models.state_layout import ShardKind, StateGroup
+from serve.model_infer.attention_state.base import TORCH_DTYPES, AttentionState
+
+
+class FullAttentionState(AttentionState):
+    """K and V of all layers of a group, [num_pages, kv_heads of this rank, layers, 2, page_tokens, head_dim].
+
+    A boundary needs no copy: the complete pages below it are the state, and nothing is kept beside them.
+    """
+
+    def __init__(self, group: StateGroup, num_kv_heads: int, device: torch.device) -> None:
+        super().__init__(group, num_kv_heads, device)
+        if len(group.leaves) != 1 or group.leaves[0].shard is not ShardKind.HEAD or len(group.leaves[0].shape) != 2:
+            raise NotImplementedError(f"state group {group.name!r}: only one leaf of (2, head_dim) by kv head")
+        leaf = group.leaves[0]
+        self._dtype = TORCH_DTYPES[leaf.dtype]
+        self._page_shape = (num_kv_heads, len(leaf.layers), leaf.shape[0], group.page_tokens, leaf.shape[1])
+        self._pool: torch.Tensor | None = None
+
+    @property
+    def bytes_per_page(self) -> int:
+        leaf = self.group.leaves[0]
+        return leaf.bytes_per_row * len(leaf.layers) * self.num_kv_heads * self.group.page_tokens
+
+    def allocate(self, num_pages: int) -> None:
+        shape = (num_pages, *self._page_shape)
+        if self.device.type == "cpu":
+            self._pool = _untouched(num_pages * self.bytes_per_page, self._dtype).view(shape)
+        else:
+            self._pool = torch.zeros(shape, dtype=self._dtype, device=self.device)
+
+    @property
+    def pool(self) -> torch.Tensor:
+        if self._pool is None:
+            raise RuntimeError(f"state group {self.group.name!r} has no pool yet")
+        return self._pool
+
+    def advance(self, rows: np.ndarray, context_lens: np.ndarray) -> None:
+        """Nothing is kept beside the pages."""
+
+    def snapshot(self, rows: np.ndarray, pages: np.ndarray) -> None:
+        """The pages below the boundary are the snapshot."""
+
+    def restore(self, rows: np.ndarray, pages: np.ndarray) -> None:
+        """The pages below the boundary are the state."""
+
+
+def _untouched(num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor over fresh anonymous memory: zeros that cost no memory until they are written.
+
+    An allocator might hand out memory used before, whose stale NaN would reach a result as 0 * NaN.
+    """
+    memory = mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes].view(dtype)

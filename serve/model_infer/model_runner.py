@@ -1,0 +1,140 @@
+"""Runs plans: changes the batch, computes the step, samples."""
+
+import time
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from models.forward import ForwardBatch
+from models.parallel import TensorParallel
+from serve.ipc.messages import JoinRow, StepPlan, StepResult, TokenLogprobs
+from serve.model_infer.attention_state.coordinator import StateCoordinator
+from serve.model_infer.errors import PlanError
+from serve.model_infer.input_batch import InputBatch, TokenSource
+from serve.model_infer.logprobs import token_logprobs
+from serve.model_infer.sampler import SampledTokens, Sampler
+from serve.model_infer.step_inputs import StepInputs
+from serve.types import SamplingParams
+
+
+class Model(Protocol):
+    """What the loader gives."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor: ...
+
+
+class RequestSource(TokenSource, Protocol):
+    """The part of the request table that a worker reads."""
+
+    def sampling(self, slot: int) -> SamplingParams: ...
+
+
+class ModelRunner:
+    """One rank's side of a step. One thread.
+
+    Any exception leaves the batch undefined: the worker must end, and with it the engine group. A row whose logits are
+    not finite, or whose parameters do not fit, is not an exception: it is named in the result and stays until a plan
+    takes it out.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        batch: InputBatch,
+        states: StateCoordinator,
+        sampler: Sampler,
+        source: RequestSource,
+        group: TensorParallel,
+        epoch: int,
+    ) -> None:
+        self.batch = batch
+        self.num_steps = 0
+        self.num_tokens = 0
+        self._model = model
+        self._states = states
+        self._sampler = sampler
+        self._source = source
+        self._group = group
+        self._epoch = epoch
+        self._next_step: int | None = None
+        self._num_prompt_logprobs: dict[int, int] = {}
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one plan to its end. Raises PlanError for a plan that is stale, out of order or inconsistent."""
+        begun = time.perf_counter()
+        self._check_order(plan)
+        self.batch.apply(plan)
+        for row in plan.leaves:
+            self._sampler.remove(row)
+            self._num_prompt_logprobs.pop(row, None)
+        for join in plan.joins:
+            self._admit(join)
+        result = StepResult(plan.epoch, plan.step, self._group.rank, 0.0)
+        inputs = self.batch.build(plan)
+        if inputs is not None:
+            self._compute(inputs, result)
+        self.num_steps += 1
+        result.compute_s = time.perf_counter() - begun
+        return result
+
+    def _check_order(self, plan: StepPlan) -> None:
+        if plan.epoch != self._epoch:
+            raise PlanError(f"plan of epoch {plan.epoch} in an engine of epoch {self._epoch}")
+        if self._next_step is not None and plan.step != self._next_step:
+            raise PlanError(f"plan {plan.step} where {self._next_step} was due")
+        self._next_step = plan.step + 1
+
+    def _admit(self, join: JoinRow) -> None:
+        if self._group.rank != 0 and self._source.sampling(join.slot).prompt_logprobs is None:
+            return
+        params = self._source.sampling(join.slot)
+        tokens = self._source.tokens(join.slot)
+        # After a preemption in decoding the prompt's log-probabilities have been delivered already.
+        if params.prompt_logprobs is not None and join.num_known == join.num_prompt:
+            self._num_prompt_logprobs[join.row] = params.prompt_logprobs
+            self.batch.score_prompt(join.row)
+        prompt, output = tokens[: join.num_prompt], tokens[join.num_prompt : join.num_known]
+        self._sampler.add(join.row, params, prompt, output)
+
+    def _compute(self, inputs: StepInputs, result: StepResult) -> None:
+        logits = self._model.forward(inputs.forward)
+        self._states.advance(inputs.rows, self.batch.context_lens[inputs.rows])
+        num_sampling = len(inputs.sample_rows)
+        if self._group.rank == 0 and inputs.prompt_spans:
+            result.prompt_logprobs = self._score_prompts(inputs, logits)
+        if num_sampling:
+            self._sample(inputs, logits[:num_sampling], result)
+        self.num_tokens += inputs.num_tokens
+
+    def _sample(self, inputs: StepInputs, logits: torch.Tensor, result: StepResult) -> None:
+        """Rank 0 samples; the ids reach every rank's batch."""
+        if self._group.rank != 0:
+            token_ids = torch.zeros(len(inputs.sample_rows), dtype=torch.int64, device=logits.device)
+            self.batch.store_sampled(inputs, self._group.broadcast(token_ids))
+            return
+        sampled = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions)
+        self.batch.store_sampled(inputs, self._group.broadcast(sampled.token_ids))
+        _fill_result(result, inputs.sample_rows, sampled)
+
+    def _score_prompts(self, inputs: StepInputs, logits: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
+        scores = {}
+        for span in inputs.prompt_spans:
+            count = len(span.targets)
+            rows = logits[span.first_logit : span.first_logit + count]
+            targets = torch.from_numpy(span.targets).to(logits.device)
+            scores[span.row] = token_logprobs(rows, targets, [self._num_prompt_logprobs[span.row]] * count)
+        return scores
+
+
+def _fill_result(result: StepResult, rows: np.ndarray, sampled: SampledTokens) -> None:
+    """A failed row has no token in the result."""
+    result.failed_rows = sampled.failed
+    result.rows = rows.tolist()
+    result.token_ids = sampled.id_list
+    result.logprobs = sampled.logprobs
+    if sampled.failed:
+        kept = [pair for pair in zip(result.rows, result.token_ids, strict=True) if pair[0] not in sampled.failed]
+        result.rows = [row for row, _ in kept]
+        result.token_ids = [token for _, token in kept]

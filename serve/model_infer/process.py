@@ -1,0 +1,19 @@
+"""Entry of a worker process."""
+
+import os
+
+from serve.ipc.child import ChildContext
+
+
+def main(context: ChildContext) -> None:
+    """Start, serve, stop. Raises StartError when the worker cannot start, anything else when it must be restarted."""
+    # libgomp reads this when torch is imported: its threads would otherwise spin for milliseconds after each torch
+    # operation, on the cores that the kernels' own threads need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from serve.model_infer.startup import start_worker
+
+    worker, ready = start_worker(context)
+    try:
+        worker.run(ready)
+    finally:
+        worker.close()

@@ -1,0 +1,167 @@
+"""Chooses the next token of every row that samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from serve.ipc.messages import TokenLogprobs
+from serve.model_infer.greedy import greedy_tokens
+from serve.model_infer.logprobs import token_logprobs
+from serve.model_infer.penalties import LogitEdits, ParameterError, apply_edits
+from serve.model_infer.rng import uniforms
+from serve.model_infer.row_draw import RowDrawer
+from serve.model_infer.sampling_rows import SamplingRows
+from serve.model_infer.truncation import TruncationParams, draw_full, draw_truncated
+from serve.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """What sampling gave. token_ids: int64 [S] on the device, in the order of the logits.
+
+    id_list: the same as plain ints. logprobs: by batch row, where wanted. failed: batch row -> one line; its token
+    means nothing.
+    """
+
+    token_ids: torch.Tensor
+    id_list: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class Sampler:
+    """Sampling of all rows of a batch, in float32. Lives on rank 0 only.
+
+    A token depends on its row's logits, parameters, seed and position, never on the other rows. end_ids: the tokens
+    that end a text of this model.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, end_ids: Sequence[int], device: torch.device) -> None:
+        self._rows = SamplingRows(max_rows)
+        self._vocab_size = vocab_size
+        self._end_ids = list(end_ids)
+        self._device = device
+        self._row_drawer = RowDrawer(vocab_size)
+
+    def add(self, row: int, params: SamplingParams, prompt: np.ndarray, output: np.ndarray) -> None:
+        """A request enters `row` with the ids of its prompt and of what it has generated before.
+
+        Parameters that do not fit the model make the row fail whenever it samples.
+        """
+        try:
+            self._rows.add(row, params, prompt, output, self._end_ids, self._vocab_size)
+        except ParameterError as error:
+            self._rows.unusable[row] = str(error)
+
+    def remove(self, row: int) -> None:
+        """The request has left."""
+        self._rows.remove(row)
+
+    def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> SampledTokens:
+        """Next tokens of rows int64 [S] from logits float32 [S, V], which may be changed; positions int64 [S]."""
+        edits, raw = self._prepare_edits(logits, rows, positions)
+        apply_edits(logits, edits)
+        token_ids, maxima = greedy_tokens(logits)
+        is_finite = np.isfinite(maxima.cpu().numpy())
+        drawing = np.flatnonzero((self._rows.temperature[rows] > 0) & is_finite)
+        if len(drawing):
+            draw = self._draw_by_row if logits.device.type == "cpu" else self._draw_batched
+            draw(logits, maxima, rows, positions, drawing, token_ids)
+        id_list: list[int] = token_ids.tolist()
+        for index, _, edit in edits:
+            if edit.counts is not None:
+                edit.counts.add(id_list[index])
+        failed = self._failed(rows, is_finite)
+        return SampledTokens(token_ids, id_list, self._logprobs(raw, rows, token_ids, failed), failed)
+
+    def _prepare_edits(
+        self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
+    ) -> tuple[list[tuple[int, int, LogitEdits]], tuple[list[int], torch.Tensor] | None]:
+        """Edits of this step; and, where log-probabilities are wanted, logits rows as they were before."""
+        known = self._rows
+        if not known.edits and not known.num_logprobs:
+            return [], None
+        row_list = rows.tolist()
+        edits = [
+            (index, int(positions[index]), known.edits[row]) for index, row in enumerate(row_list) if row in known.edits
+        ]
+        scored = [index for index, row in enumerate(row_list) if row in known.num_logprobs]
+        if not scored:
+            return edits, None
+        if not edits and len(scored) == len(row_list):
+            return edits, (scored, logits)
+        return edits, (scored, logits[torch.tensor(scored, device=logits.device)])
+
+    def _draw_by_row(
+        self,
+        logits: torch.Tensor,
+        maxima: torch.Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        drawing: np.ndarray,
+        token_ids: torch.Tensor,
+    ) -> None:
+        """Replace token_ids at the logits rows `drawing` by drawn ones; on the CPU, see `row_draw`."""
+        ids, all_logits, peaks = token_ids.numpy(), logits.numpy(), maxima.tolist()
+        numbers = uniforms(self._rows.seed[rows[drawing]], positions[drawing]).tolist()
+        for index, number in zip(drawing.tolist(), numbers, strict=True):
+            rules = self._rows.rules[rows[index]]
+            if rules is not None:
+                ids[index] = self._row_drawer.draw(all_logits[index], peaks[index], rules, number)
+
+    def _draw_batched(
+        self,
+        logits: torch.Tensor,
+        maxima: torch.Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        drawing: np.ndarray,
+        token_ids: torch.Tensor,
+    ) -> None:
+        """The same with tensor operations over all rows; on other devices."""
+        is_truncated = self._rows.is_truncated[rows[drawing]]
+        for part, truncates in ((drawing[~is_truncated], False), (drawing[is_truncated], True)):
+            if not len(part):
+                continue
+            chosen = rows[part]
+            places = self._on_device(part)
+            temperature = self._on_device(self._rows.temperature[chosen])
+            random = self._on_device(uniforms(self._rows.seed[chosen], positions[part]))
+            scaled = (logits if len(part) == len(logits) else logits[places]) / temperature[:, None]
+            peaks = maxima[places] / temperature
+            if truncates:
+                token_ids[places] = draw_truncated(scaled, peaks, random, self._truncation(chosen))
+            else:
+                token_ids[places] = draw_full(scaled, peaks, random)
+
+    def _truncation(self, rows: np.ndarray) -> TruncationParams:
+        known = self._rows
+        return TruncationParams(
+            self._on_device(known.top_k[rows]), self._on_device(known.top_p[rows]), self._on_device(known.min_p[rows])
+        )
+
+    def _failed(self, rows: np.ndarray, is_finite: np.ndarray) -> dict[int, str]:
+        failed = {int(row): "the model's logits are not finite" for row in rows[~is_finite]}
+        if self._rows.unusable:
+            failed |= {row: self._rows.unusable[row] for row in rows.tolist() if row in self._rows.unusable}
+        return failed
+
+    def _logprobs(
+        self,
+        raw: tuple[list[int], torch.Tensor] | None,
+        rows: np.ndarray,
+        token_ids: torch.Tensor,
+        failed: dict[int, str],
+    ) -> dict[int, TokenLogprobs]:
+        if raw is None:
+            return {}
+        scored, logits = raw
+        scored_rows = [int(rows[index]) for index in scored]
+        counts = [self._rows.num_logprobs[row] for row in scored_rows]
+        entries = token_logprobs(logits, token_ids[torch.tensor(scored, device=token_ids.device)], counts)
+        return {row: entry for row, entry in zip(scored_rows, entries, strict=True) if row not in failed}
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

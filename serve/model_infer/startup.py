@@ -1,0 +1,196 @@
+"""The way from a ChildContext to a worker that can take plans."""
+
+import gc
+import logging
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from kernels.dispatch import get_backend
+from kernels.interface import KernelBackend
+from models.config import ModelConfig
+from models.errors import ModelError
+from models.loader import LoadedModel, load_model
+from models.parallel import TensorParallel
+from models.source import resolve_model
+from models.state_layout import StateLayout, derive_layout, shard_heads
+from serve.config import ResolvedConfig
+from serve.ipc.child import ChildContext, StartError
+from serve.ipc.messages import ChildReady, Progress
+from serve.ipc.request_table import RequestTable
+from serve.model_infer.attention_state.base import TORCH_DTYPES
+from serve.model_infer.attention_state.coordinator import StateCoordinator
+from serve.model_infer.input_batch import InputBatch
+from serve.model_infer.memory_info import available_memory
+from serve.model_infer.memory_plan import MemoryPlan, MemoryRequest, PageCost, plan_memory
+from serve.model_infer.model_runner import Model, ModelRunner
+from serve.model_infer.page_table import PageTable
+from serve.model_infer.phases import PhaseClock
+from serve.model_infer.sampler import Sampler
+from serve.model_infer.tp_group import join_group, smallest
+from serve.model_infer.warmup import warm_up
+from serve.model_infer.worker import Worker
+
+logger = logging.getLogger(__name__)
+# Progress messages at most for each this share of the weights: the launcher draws a bar, not a film.
+_PROGRESS_STEPS = 50
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model and what it takes to give it a batch."""
+
+    config: ModelConfig
+    layout: StateLayout
+    loaded: LoadedModel
+    num_kv_heads: int
+
+
+def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
+    """Load, plan memory, allocate, warm up. Raises StartError with one line for what the user can put right."""
+    clock = PhaseClock()
+    config = context.config
+    device = _device(config, context.index)
+    torch.set_num_threads(config.threads_per_worker)
+    with clock.phase("join_group"):
+        store = context.run_dir / f"tp-{context.epoch}.store"
+        group = join_group(context.index, config.serve.tp, device, store, config.serve.step_timeout)
+    backend = get_backend(device)
+    with clock.phase("load_model"):
+        model = _load(context, device, group, backend)
+    with clock.phase("plan_memory"):
+        states = StateCoordinator(model.layout, model.num_kv_heads, device)
+        plan = _plan_memory(config, states, group, device)
+        _allocate(states, plan)
+    runner = _make_runner(context, model, states, plan, group, device)
+    with clock.phase("warm_up"):
+        warm_up(model.loaded.model, states, config.batch_max_tokens, device)
+    ready = _ready(context, model.loaded, plan, clock)
+    worker = Worker(context, runner, plan.summary())
+    gc.collect()
+    gc.freeze()  # what start-up made lives as long as the process: the collector need not look at it again
+    return worker, ready
+
+
+def _device(config: ResolvedConfig, rank: int) -> torch.device:
+    if config.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _load(context: ChildContext, device: torch.device, group: TensorParallel, backend: KernelBackend) -> _Model:
+    config = context.config
+    try:
+        model_config = ModelConfig.from_dict(context.model["config"])
+        source = resolve_model(str(config.model_path), config.serve.load_format, offline=True)
+        layout = derive_layout(model_config, config.page_size, config.data_type)
+        heads = shard_heads(model_config.num_q_heads, model_config.num_kv_heads, group.size, group.rank)
+        loaded = load_model(
+            model_config,
+            source,
+            device=device,
+            dtype=TORCH_DTYPES[config.data_type],
+            tp=group,
+            backend=backend,
+            progress=_ProgressReporter(context),
+            dummy_seed=config.serve.dummy_seed,
+            max_positions=config.max_req_total_len + 1,
+        )
+    except (ModelError, ValueError) as error:
+        raise StartError(str(error)) from error
+    return _Model(model_config, layout, loaded, heads.num_kv_heads)
+
+
+def _plan_memory(
+    config: ResolvedConfig, states: StateCoordinator, group: TensorParallel, device: torch.device
+) -> MemoryPlan:
+    """The same plan on every rank: the budget is the smallest of them."""
+    available = available_memory(device)
+    ranks_here = group.size if device.type == "cpu" else 1  # ranks on the CPU share one memory
+    budget = int(available * config.serve.mem_fraction) // ranks_here
+    costs = {
+        name: PageCost(state.group.page_tokens, smallest_page(group, state.bytes_per_page, device))
+        for name, state in states.states.items()
+    }
+    request = MemoryRequest(
+        max_req_total_len=config.max_req_total_len,
+        running_max_req_size=config.serve.running_max_req_size,
+        max_total_token_num=config.serve.max_total_token_num,
+        mem_fraction=config.serve.mem_fraction,
+        budget_bytes=smallest(group, budget, device),
+        is_cpu=device.type == "cpu",
+    )
+    return plan_memory(costs, request)
+
+
+def smallest_page(group: TensorParallel, bytes_per_page: int, device: torch.device) -> int:
+    """The largest page of all ranks (heads may be split unequally): the rank with most heads sets the page count."""
+    return -smallest(group, -bytes_per_page, device)
+
+
+def _allocate(states: StateCoordinator, plan: MemoryPlan) -> None:
+    try:
+        states.allocate(plan.num_pages)
+    except (OSError, RuntimeError) as error:
+        raise StartError(
+            f"cannot allocate a pool of {plan.pool_bytes} bytes ({error}): lower --mem_fraction"
+        ) from error
+
+
+def _make_runner(
+    context: ChildContext,
+    model: _Model,
+    states: StateCoordinator,
+    plan: MemoryPlan,
+    group: TensorParallel,
+    device: torch.device,
+) -> ModelRunner:
+    config = context.config
+    max_rows = config.serve.running_max_req_size
+    table = RequestTable.attach(context.fds["table"])
+    tables = {
+        state_group.name: PageTable(
+            state_group.name,
+            state_group.page_tokens,
+            plan.num_pages[state_group.name],
+            max_rows,
+            config.max_req_total_len // state_group.page_tokens + 1,
+        )
+        for state_group in model.layout.groups
+    }
+    batch = InputBatch(tables, states.pools(), table, max_rows, device)
+    sampler = Sampler(max_rows, model.config.vocab_size, model.config.eos_token_ids, device)
+    network: Model = model.loaded.model
+    return ModelRunner(network, batch, states, sampler, table, group, context.epoch)
+
+
+def _ready(context: ChildContext, loaded: LoadedModel, plan: MemoryPlan, clock: PhaseClock) -> ChildReady:
+    logger.info("ready: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.seconds.items()))
+    info: dict[str, object] = {
+        "block_digests": {index: digest.hex() for index, digest in loaded.block_digests.items()},
+        "num_blocks": loaded.num_blocks,
+        "num_pages": plan.num_pages,
+        "memory": plan.summary(),
+        "phases": clock.seconds,
+    }
+    return ChildReady(role=context.role, index=context.index, info=info)
+
+
+class _ProgressReporter:
+    """Passes loading progress on to the launcher, thinned out; may be called from the loader's threads."""
+
+    def __init__(self, context: ChildContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._last: tuple[str, int] = ("", -1)
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        step = done * _PROGRESS_STEPS // max(1, total)
+        with self._lock:
+            if (phase, step) == self._last:
+                return
+            self._last = (phase, step)
+        self._context.parent.send(Progress(self._context.role, self._context.index, phase, done, total))

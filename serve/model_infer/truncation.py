@@ -1,0 +1,162 @@
+"""Drawing a token from a truncated distribution, without sorting the vocabulary when that can be helped.
+
+Order of the rules as in vLLM: temperature, min_p, top_k, top_p; each renormalises what the one before has left. Tokens
+of equal probability are ranked by id. All of it is a function of the row alone: no result depends on the batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+# Candidate widths tried in turn; the last resort is the whole vocabulary. A nucleus mostly has fewer than 128 tokens.
+_WIDTHS = (128, 4096)
+_GROUP = 32  # logits that share one maximum in the search for candidates
+_BLOCK = 256  # probabilities that share one sum in the search for the drawn token
+_ID_BITS = 32
+
+
+@dataclass(frozen=True)
+class TruncationParams:
+    """One entry a row [R]: top_k int64 (0: off), top_p and min_p float32 (1 and 0: off)."""
+
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+    def take(self, rows: torch.Tensor) -> "TruncationParams":
+        """The entries of `rows` int64 [N]."""
+        return TruncationParams(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inverse CDF: index int64 [R] drawn from weights float64 [R, N] >= 0 by uniforms float64 [R] in [0, 1).
+
+    Also where in the drawn weight the uniform fell, float64 [R] in [0, 1]: a second uniform for a finer search.
+    An index of weight 0 is never drawn.
+    """
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    target = uniforms[:, None] * total
+    last = (cumulative < total).sum(dim=-1)  # last index of positive weight, should rounding reach the total
+    index = torch.minimum((cumulative <= target).sum(dim=-1), last)
+    weight = weights.gather(1, index[:, None])
+    before = cumulative.gather(1, index[:, None]) - weight
+    return index, ((target - before) / weight)[:, 0].clamp(0.0, 1.0)
+
+
+def draw_full(logits: torch.Tensor, maxima: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Token ids int64 [R] from softmax(logits float32 [R, V]); maxima float32 [R] of the rows; uniforms float64 [R]."""
+    weights = torch.exp(logits - maxima[:, None])
+    padding = -weights.shape[1] % _BLOCK
+    if padding:
+        weights = F.pad(weights, (0, padding))
+    blocks = weights.view(len(weights), -1, _BLOCK)
+    block, rest = draw(blocks.sum(dim=-1).double(), uniforms)
+    inner = blocks[torch.arange(len(block), device=block.device), block].double()
+    offset, _ = draw(inner, rest)
+    return block * _BLOCK + offset
+
+
+def draw_truncated(
+    logits: torch.Tensor, maxima: torch.Tensor, uniforms: torch.Tensor, params: TruncationParams
+) -> torch.Tensor:
+    """Token ids int64 [R] from the truncated softmax of logits float32 [R, V] (temperature applied)."""
+    num_rows, vocab_size = logits.shape
+    floors = maxima + params.min_p.log()  # -inf where off
+    masses = _masses(logits, maxima, floors, params)
+    token_ids = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
+    left = torch.arange(num_rows, device=logits.device)
+    for width in (*_WIDTHS, vocab_size):
+        rows = left
+        part = logits if len(rows) == num_rows else logits[rows]
+        values, ids, num_certain = top_candidates(part, min(width, vocab_size))
+        weights, is_covered = _kept_weights(
+            values, num_certain, maxima[rows], floors[rows], masses[rows], params.take(rows)
+        )
+        if width >= vocab_size:
+            is_covered.fill_(True)
+        index, _ = draw(weights, uniforms[rows])
+        token_ids[rows] = ids.gather(1, index[:, None])[:, 0]
+        left = rows[~is_covered]
+        if not len(left):
+            break
+    return token_ids
+
+
+def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The `width` largest logits of each row, sorted: values float32 [R, width], ids int64 [R, width], sure int64 [R].
+
+    Equal values stand in order of ids. The first `sure` entries of a row are exact; behind them an equal value may
+    have been left out.
+    """
+    num_rows, vocab_size = logits.shape
+    if width >= vocab_size // 2 or width * _GROUP > vocab_size:
+        keys = _sort_keys(logits, torch.arange(vocab_size, device=logits.device).expand(num_rows, -1))
+        values, ids = _from_keys(keys.topk(min(width, vocab_size), dim=-1).values)
+        return values, ids, torch.full((num_rows,), width, device=logits.device)
+    padding = -vocab_size % _GROUP
+    padded = F.pad(logits, (0, padding), value=-torch.inf) if padding else logits
+    stride = padded.shape[1] // _GROUP
+    # Group g holds ids g, g + stride, ...: the `width` groups of largest maxima hold the `width` largest logits.
+    group_maxima, groups = padded.view(num_rows, _GROUP, stride).amax(dim=1).topk(width, dim=-1)
+    offsets = torch.arange(_GROUP, device=logits.device) * stride
+    ids = (groups[:, None, :] + offsets[None, :, None]).view(num_rows, -1)
+    keys = _sort_keys(padded.gather(1, ids), ids)
+    values, ids = _from_keys(keys.topk(width, dim=-1).values)
+    num_certain = (values > group_maxima[:, -1:]).sum(dim=-1)
+    return values, ids, num_certain
+
+
+def _masses(logits: torch.Tensor, maxima: torch.Tensor, floors: torch.Tensor, params: TruncationParams) -> torch.Tensor:
+    """Sum of exp(logit - maximum) over the tokens that min_p leaves, float64 [R]; by blocks, see `draw_full`.
+
+    Only top_p without top_k asks for it: zeros when no row does.
+    """
+    if not bool(((params.top_k == 0) & (params.top_p < 1.0)).any()):
+        return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+    weights = torch.exp(logits - maxima[:, None])
+    if bool((floors > -torch.inf).any()):
+        weights = weights.masked_fill_(logits < floors[:, None], 0.0)
+    padding = -weights.shape[1] % _BLOCK
+    if padding:
+        weights = F.pad(weights, (0, padding))
+    return weights.view(len(weights), -1, _BLOCK).sum(dim=-1).double().cumsum(dim=-1)[:, -1]
+
+
+def _kept_weights(
+    values: torch.Tensor,
+    num_certain: torch.Tensor,
+    maxima: torch.Tensor,
+    floors: torch.Tensor,
+    masses: torch.Tensor,
+    params: TruncationParams,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights float64 [R, N] of the sorted candidates, 0 for those cut, and which rows the candidates suffice for."""
+    ranks = torch.arange(values.shape[1], device=values.device)
+    has_top_k = params.top_k > 0
+    limits = torch.where(has_top_k, params.top_k, torch.iinfo(torch.int64).max)
+    is_kept = (values >= floors[:, None]) & (ranks < limits[:, None])
+    # A candidate that is certain was cut, or top_k ends before the doubtful ones: what follows is cut as well.
+    is_covered = (is_kept.sum(dim=-1) < num_certain) | (has_top_k & (limits <= num_certain))
+    weights = torch.exp(values - maxima[:, None]).double().masked_fill_(~is_kept, 0.0)
+    cumulative = weights.cumsum(dim=-1)
+    mass = torch.where(has_top_k, cumulative[:, -1], masses)
+    nucleus = (cumulative - weights < (params.top_p.double() * mass)[:, None]) | (ranks == 0)
+    is_kept &= nucleus | (params.top_p >= 1.0)[:, None]
+    is_covered |= ~has_top_k & (is_kept.sum(dim=-1) < num_certain)
+    return weights.masked_fill_(~is_kept, 0.0), is_covered
+
+
+def _sort_keys(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """int64 keys that sort by value, then by falling id. values float32, ids int64 < 2**32."""
+    bits = (values + 0.0).view(torch.int32).to(torch.int64)  # + 0.0: -0.0 equals 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered << _ID_BITS) | (((1 << _ID_BITS) - 1) - ids)
+
+
+def _from_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = ((1 << _ID_BITS) - 1) - (keys & ((1 << _ID_BITS) - 1))
+    ordered = keys >> _ID_BITS
+    bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    return bits.to(torch.int32).view(torch.float32), ids

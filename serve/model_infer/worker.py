@@ -1,0 +1,99 @@
+"""The loop of a worker: plans in, results out."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from serve.ipc.channel import Inbox, Outbox
+from serve.ipc.child import ChildContext
+from serve.ipc.control import ControlServer
+from serve.ipc.messages import (
+    CancelJob,
+    ChildReady,
+    LoadPages,
+    Message,
+    Resync,
+    StepPlan,
+    StopChild,
+    StorePages,
+)
+from serve.model_infer.errors import PlanError
+from serve.model_infer.job_answers import RefusedJobs
+from serve.model_infer.memory_info import resident_bytes
+from serve.model_infer.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """One rank's mailboxes around a `ModelRunner`. Everything runs on the thread that made it.
+
+    The next plan mostly waits in the inbox when a step ends: the loop then goes from one step to the next without
+    sleeping. Any exception leaves the loop; the process ends, and the launcher restarts the engine group.
+    """
+
+    def __init__(self, context: ChildContext, runner: ModelRunner, memory: dict[str, object]) -> None:
+        self._context = context
+        self._runner = runner
+        self._memory = memory
+        self._is_stopping = False
+        self._inbox = Inbox(context.run_dir, f"worker-{context.index}.{context.epoch}")
+        self._router = Outbox(context.run_dir, f"router.{context.epoch}")
+        self._cache = Outbox(context.run_dir, "cache")
+        self._jobs = RefusedJobs(context.index, self._router, self._cache)
+        self._control = ControlServer(
+            context.run_dir,
+            f"control-worker-{context.index}",
+            {"status": self._status, "memory": self._memory_now, "check": self._check},
+        )
+        self._handlers: dict[type[Message], Callable[[Any], None]] = {
+            StepPlan: self._run_plan,
+            LoadPages: self._jobs.submit,
+            StorePages: self._jobs.submit,
+            CancelJob: self._jobs.cancel,
+            Resync: self._jobs.resync,
+        }
+
+    def run(self, ready: ChildReady) -> None:
+        """Tell the launcher that all is ready, then serve until StopChild. Raises what a step raises."""
+        parent = self._context.parent
+        self._inbox.add_wakeup(parent.fileno())
+        self._inbox.add_wakeup(self._control.fileno())
+        parent.send(ready)
+        while not self._is_stopping:
+            for message in self._inbox.receive(None):
+                self._handle(message)
+            self._control.run_pending()
+            self._is_stopping = any(isinstance(message, StopChild) for message in parent.receive())
+        logger.info("stopped after %d steps", self._runner.num_steps)
+
+    def close(self) -> None:
+        """Give the sockets back."""
+        self._control.close()
+        for mailbox in (self._inbox, self._router, self._cache):
+            mailbox.close()
+
+    def _handle(self, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise PlanError(f"a worker has no use for {type(message).__name__}")
+        handler(message)
+
+    def _run_plan(self, plan: StepPlan) -> None:
+        self._router.send(self._runner.run(plan))
+
+    def _status(self) -> dict[str, object]:
+        runner = self._runner
+        return {
+            "rank": self._context.index,
+            "epoch": self._context.epoch,
+            "num_rows": runner.batch.num_rows,
+            "num_steps": runner.num_steps,
+            "num_tokens": runner.num_tokens,
+        }
+
+    def _memory_now(self) -> dict[str, object]:
+        return {**self._memory, "resident_bytes": resident_bytes()}
+
+    def _check(self) -> list[str]:
+        return self._runner.batch.check_integrity()

@@ -1,0 +1,77 @@
+"""What a step costs, measured while serving and decaying to the start-up probe when nothing is measured."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CostPrior:
+    """What to believe before anything was measured."""
+
+    prefill_tokens_per_s: float = 2000.0
+    decode_step_s: float = 0.03
+
+
+@dataclass(slots=True)
+class _Rate:
+    """A decaying ratio of two sums. Old samples fade with `half_life_s`; the prior counts as `prior_weight`."""
+
+    top: float = 0.0
+    bottom: float = 0.0
+    at: float = 0.0
+
+    def add(self, top: float, bottom: float, now: float, half_life_s: float) -> None:
+        fade = self._fade(now, half_life_s)
+        self.top = self.top * fade + top
+        self.bottom = self.bottom * fade + bottom
+        self.at = now
+
+    def value(self, prior_top: float, prior_bottom: float, now: float, half_life_s: float) -> float:
+        fade = self._fade(now, half_life_s)
+        return (self.top * fade + prior_top) / (self.bottom * fade + prior_bottom)
+
+    def _fade(self, now: float, half_life_s: float) -> float:
+        return math.exp2(-max(0.0, now - self.at) / half_life_s)
+
+
+class CostModel:
+    """Predicts prefill and decode times. The caller gives the time; there is no clock here.
+
+    A sample weighs what it measured: tokens over seconds for prefill, seconds over steps for decode. The prior
+    weighs as much as `_PRIOR_TOKENS` tokens or `_PRIOR_STEPS` steps, so a few real steps outweigh it.
+    """
+
+    _PRIOR_TOKENS = 32.0
+    _PRIOR_STEPS = 1.0
+    _HALF_LIFE_S = 30.0
+
+    def __init__(self, prior: CostPrior) -> None:
+        self._prior = prior
+        self._prefill = _Rate()
+        self._decode = _Rate()
+
+    def observe(self, num_prefill_tokens: int, num_decode_rows: int, compute_s: float, now: float) -> None:
+        """Learn from one finished step."""
+        if compute_s <= 0.0:
+            return
+        if num_prefill_tokens == 0:
+            if num_decode_rows:
+                self._decode.add(compute_s, 1.0, now, self._HALF_LIFE_S)
+            return
+        decode_s = self.decode_step_s(now) if num_decode_rows else 0.0
+        prefill_s = max(compute_s - decode_s, compute_s * 0.1)
+        self._prefill.add(num_prefill_tokens, prefill_s, now, self._HALF_LIFE_S)
+
+    def prefill_tokens_per_s(self, now: float) -> float:
+        """Prompt tokens computed a second."""
+        prior_s = self._PRIOR_TOKENS / self._prior.prefill_tokens_per_s
+        return self._prefill.value(self._PRIOR_TOKENS, prior_s, now, self._HALF_LIFE_S)
+
+    def decode_step_s(self, now: float) -> float:
+        """Seconds of a step that only decodes."""
+        prior_s = self._prior.decode_step_s * self._PRIOR_STEPS
+        return self._decode.value(prior_s, self._PRIOR_STEPS, now, self._HALF_LIFE_S)
+
+    def recompute_s(self, num_tokens: int, now: float) -> float:
+        """Predicted seconds to prefill `num_tokens`, with the two steps that run-ahead keeps before it."""
+        return num_tokens / self.prefill_tokens_per_s(now) + 2 * self.decode_step_s(now)

@@ -1,0 +1,42 @@
+"""The parts that exist once the engine is up, wired together."""
+
+from dataclasses import dataclass
+
+from serve.router.admission import Admission, AdmissionLimits
+from serve.router.batch import Batch
+from serve.router.cost_model import CostModel
+from serve.router.ledger import StateLedger
+from serve.router.planner import Planner
+from serve.router.queue import WaitingQueue
+from serve.router.scheduler import Scheduler, SchedulerLimits
+from serve.router.settings import EngineFacts, RouterSettings
+from serve.router.statistics import RouterStatistics
+from serve.router.step_plan import Pipeline
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Everything that needs page counts, and so cannot be made before the workers are ready."""
+
+    facts: EngineFacts
+    queue: WaitingQueue
+    batch: Batch
+    ledger: StateLedger
+    admission: Admission
+    costs: CostModel
+    pipeline: Pipeline
+    planner: Planner
+
+    @classmethod
+    def build(cls, settings: RouterSettings, facts: EngineFacts, statistics: RouterStatistics) -> "Engine":
+        """The longest request allowed is one that fits the smallest pool, so that the oldest can always go on."""
+        pool_tokens = min(facts.num_pages[spec.name] for spec in facts.specs) * settings.page_size
+        longest = min(settings.max_total_len, pool_tokens)
+        limits = SchedulerLimits(settings.batch_max_tokens, settings.chunked_prefill_size, settings.page_size)
+        queue, costs, pipeline = WaitingQueue(), CostModel(facts.prior), Pipeline(settings.num_ranks)
+        batch = Batch(min(settings.max_rows, settings.batch_max_tokens))
+        ledger = StateLedger(facts.specs, facts.num_pages, settings.page_size)
+        admission = Admission(AdmissionLimits(longest, settings.max_queue_size), settings.page_size)
+        scheduler = Scheduler(limits)
+        planner = Planner(settings.epoch, scheduler, queue, batch, ledger, admission, costs, pipeline, statistics)
+        return cls(facts, queue, batch, ledger, admission, costs, pipeline, planner)

@@ -1,0 +1,212 @@
+"""The ledger of device pages: what is free, who holds what, which prefixes are there. Bookkeeping only, no bytes."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from serve.router.group_ledger import GroupLedger
+from serve.router.prefix_index import GroupSpec, first_needed, longest_legal
+from serve.types import JobId, JobResult
+
+
+class LedgerError(Exception):
+    """A caller broke the ledger's contract: a bug in the router, never a user's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """A usable prefix of `num_pages` pages; `pages[g]` are those that group g needs for it, in order."""
+
+    num_pages: int
+    pages: dict[str, list[int]]
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """Pages that one request references, by group, in order. Only the ledger changes it."""
+
+    pages: dict[str, list[int]]
+
+
+class Reservation(Enum):
+    """Outcome of `reserve` and `extend`."""
+
+    GRANTED = "granted"
+    NO_ROOM = "no_room"
+
+
+class Publication(Enum):
+    """Outcome of `publish`: DUPLICATE when another page has the name already, which stays."""
+
+    PUBLISHED = "published"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """All ranks have answered. result: DONE when all said so, else the first other answer."""
+
+    job: JobId
+    result: JobResult
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """num_dropped: idle pages freed. num_referenced: indexed pages that stay because something references them."""
+
+    num_dropped: int
+    num_referenced: int
+
+
+@dataclass(slots=True)
+class _Job:
+    group: str
+    pages: list[int]
+    waiting: set[int]
+    results: list[JobResult] = field(default_factory=list)
+
+
+class StateLedger:
+    """Owner of every device page of every state group. One thread."""
+
+    def __init__(self, specs: Sequence[GroupSpec], num_pages: Mapping[str, int], page_size: int) -> None:
+        self.page_size = page_size
+        self.groups = {spec.name: GroupLedger(spec, num_pages[spec.name]) for spec in specs}
+        self.index_version = 0  # changes whenever a match may give something else
+        self._holdings: set[Holding] = set()
+        self._jobs: dict[JobId, _Job] = {}
+
+    # --- prefixes ---
+
+    def match(self, names: Sequence[bytes], num_tokens: int) -> PrefixMatch:
+        """The longest prefix that is legal in every group; the last of the request's tokens is never in it."""
+        length = min(len(names), max(0, num_tokens - 1) // self.page_size)
+        settled = False
+        while not settled:
+            settled = True
+            for group in self.groups.values():
+                legal = longest_legal(group.index, group.spec, names, length)
+                settled &= legal == length
+                length = legal
+        return PrefixMatch(length, {g: self._pages_of(group, names, length) for g, group in self.groups.items()})
+
+    @staticmethod
+    def _pages_of(group: GroupLedger, names: Sequence[bytes], length: int) -> list[int]:
+        pages = (group.index.page(name) for name in names[first_needed(group.spec, length) : length])
+        return [page for page in pages if page is not None]
+
+    def num_idle(self, match: PrefixMatch) -> dict[str, int]:
+        """By group, matched pages that nobody references: acquiring them shrinks the room."""
+        return {g: sum(self.groups[g].refs(page) == 0 for page in pages) for g, pages in match.pages.items()}
+
+    def publish(self, group: str, page: int, name: bytes) -> Publication:
+        """Index a referenced page, once the plan that completes it is sent. A name that has a page keeps it."""
+        ledger = self.groups[group]
+        if ledger.refs(page) == 0:
+            raise LedgerError(f"page {page} of {group} is published but not held")
+        if not ledger.index.add(name, page):
+            return Publication.DUPLICATE
+        self.index_version += 1
+        return Publication.PUBLISHED
+
+    def forget(self, group: str, page: int) -> None:
+        """Take a page out of the index: its bytes are not to be trusted, or not worth keeping."""
+        self.groups[group].forget(page)
+        self.index_version += 1
+
+    # --- holdings ---
+
+    def acquire(self, match: PrefixMatch) -> Holding:
+        """Reference the matched pages for one request. The match must be of this moment."""
+        for group, pages in match.pages.items():
+            self.groups[group].ref(pages)
+        holding = Holding({group: list(pages) for group, pages in match.pages.items()})
+        self._holdings.add(holding)
+        return holding
+
+    def room(self) -> dict[str, int]:
+        """Pages by group that could be had now, evicting all that is idle."""
+        return {name: group.room for name, group in self.groups.items()}
+
+    def reserve(self, holding: Holding, counts: Mapping[str, int]) -> Reservation:
+        """Append fresh pages to a holding, in all groups or in none."""
+        if any(self.groups[group].room < count for group, count in counts.items()):
+            return Reservation.NO_ROOM
+        for group, count in counts.items():
+            self._append(holding, group, count)
+        return Reservation.GRANTED
+
+    def extend(self, holding: Holding, group: str, count: int) -> Reservation:
+        """Append `count` fresh pages of one group."""
+        return self.reserve(holding, {group: count})
+
+    def _append(self, holding: Holding, group: str, count: int) -> None:
+        ledger = self.groups[group]
+        if count > ledger.num_free:
+            self.index_version += 1
+        holding.pages[group].extend(ledger.take(count))
+
+    def num_exclusive(self, holding: Holding) -> dict[str, int]:
+        """By group, pages that releasing this holding would make room of."""
+        return {g: sum(self.groups[g].refs(page) == 1 for page in pages) for g, pages in holding.pages.items()}
+
+    def release(self, holding: Holding) -> None:
+        """Drop all references of a holding, deepest page first. Once."""
+        if holding not in self._holdings:
+            raise LedgerError("a holding is released twice")
+        self._holdings.remove(holding)
+        for group, pages in holding.pages.items():
+            self.groups[group].unref(pages)
+        holding.pages = {group: [] for group in holding.pages}
+
+    # --- jobs ---
+
+    def begin_job(self, job: JobId, group: str, pages: Sequence[int], num_ranks: int) -> None:
+        """Keep referenced pages until every rank has answered."""
+        ledger = self.groups[group]
+        if job in self._jobs:
+            raise LedgerError(f"{job} has begun already")
+        if any(ledger.refs(page) == 0 for page in pages):
+            raise LedgerError(f"{job} names a page that nobody holds")
+        ledger.ref(pages)
+        self._jobs[job] = _Job(group, list(pages), set(range(num_ranks)))
+
+    def end_job(self, job: JobId, rank: int, result: JobResult) -> JobEnd | None:
+        """Take a rank's answer; JobEnd with the last one. Repeated and unknown answers change nothing."""
+        entry = self._jobs.get(job)
+        if entry is None or rank not in entry.waiting:
+            return None
+        entry.waiting.remove(rank)
+        entry.results.append(result)
+        if entry.waiting:
+            return None
+        del self._jobs[job]
+        self.groups[entry.group].unref(entry.pages)
+        bad = [result for result in entry.results if result is not JobResult.DONE]
+        return JobEnd(job, bad[0] if bad else JobResult.DONE)
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self._jobs)
+
+    # --- all of it ---
+
+    def flush(self) -> FlushReport:
+        """Drop what is cached and not referenced, in every group."""
+        self.index_version += 1
+        dropped = sum(group.flush() for group in self.groups.values())
+        return FlushReport(dropped, sum(len(group.index) for group in self.groups.values()))
+
+    def check_integrity(self) -> list[str]:
+        """Problems found: one line each, none when every count adds up."""
+        problems = []
+        for name, group in self.groups.items():
+            held: Counter[int] = Counter()
+            for holding in self._holdings:
+                held.update(holding.pages[name])
+            for job in self._jobs.values():
+                if job.group == name:
+                    held.update(job.pages)
+            problems += group.check_integrity(held)
+        return problems

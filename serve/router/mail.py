@@ -1,0 +1,51 @@
+"""The router's ways out over ZeroMQ."""
+
+import logging
+from pathlib import Path
+
+from serve.ipc.channel import ChannelFullError, Outbox
+from serve.ipc.messages import Message, Probe
+from serve.router.statistics import RouterStatistics
+
+logger = logging.getLogger(__name__)
+
+
+class ZmqMail:
+    """Outboxes to all workers, HTTP processes and the cache manager. Belongs to the router's thread."""
+
+    def __init__(self, run_dir: Path, epoch: int, num_ranks: int, num_servers: int, has_cache: bool) -> None:
+        self.statistics: RouterStatistics | None = None
+        self._workers = [Outbox(run_dir, f"worker-{rank}.{epoch}") for rank in range(num_ranks)]
+        self._servers = [Outbox(run_dir, f"http-{index}") for index in range(num_servers)]
+        self._cache = Outbox(run_dir, "cache") if has_cache else None
+
+    def to_workers(self, message: Message) -> None:
+        """To every rank; raises ChannelFullError: ranks that miss a plan cannot go on together."""
+        for outbox in self._workers:
+            outbox.send(message)
+
+    def to_server(self, server: int, message: Message) -> None:
+        """To an HTTP process; one that does not read, or does not exist, loses the message."""
+        if not 0 <= server < len(self._servers):
+            return
+        try:
+            self._servers[server].send(message)
+        except ChannelFullError:
+            if self.statistics is not None:
+                self.statistics.num_lost_sends += 1
+            logger.warning("HTTP process %d does not read; a %s is lost", server, type(message).__name__)
+
+    def to_cache(self, probe: Probe) -> bool:
+        """To the cache manager; False when there is none, or it does not read."""
+        if self._cache is None:
+            return False
+        try:
+            self._cache.send(probe)
+        except ChannelFullError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close all outboxes."""
+        for outbox in (*self._workers, *self._servers, *filter(None, [self._cache])):
+            outbox.close()

@@ -1,0 +1,250 @@
+"""From the state of queue, batch and ledger to the next plan: makes the scheduler's view, carries its schedule out."""
+
+from collections.abc import Callable
+
+from serve.ipc.messages import StepPlan
+from serve.router.admission import Admission
+from serve.router.batch import Batch, RowPhase
+from serve.router.cost_model import CostModel
+from serve.router.ledger import Reservation, StateLedger
+from serve.router.queue import WaitingQueue
+from serve.router.request import Request
+from serve.router.scheduler import Blocked, Schedule, Scheduler
+from serve.router.statistics import RouterStatistics
+from serve.router.step_plan import Pipeline, PlanBuilder
+from serve.router.view import ViewMaker
+from serve.types import CacheTier, RequestStatus
+
+
+class Planner:
+    """Makes plans, and is the only one who gives pages and rows to requests.
+
+    Decoding rows advance by one counter each and one comparison (`Request.milestone`); everything else is done only
+    when something happens to a row.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        scheduler: Scheduler,
+        queue: WaitingQueue,
+        batch: Batch,
+        ledger: StateLedger,
+        admission: Admission,
+        costs: CostModel,
+        pipeline: Pipeline,
+        statistics: RouterStatistics,
+    ) -> None:
+        self.is_admitting = True
+        self.hold_deadline: float | None = None
+        self.departing: list[Request] = []  # out of the batch, in plans that have not ended
+        self._epoch = epoch
+        self._scheduler = scheduler
+        self._queue = queue
+        self._batch = batch
+        self._ledger = ledger
+        self._admission = admission
+        self._costs = costs
+        self._pipeline = pipeline
+        self._statistics = statistics
+        self._growth = 0  # sum of `growth` over the batch
+        self._blocked: Blocked | None = None
+        self._views = ViewMaker(scheduler.limits, queue, batch, ledger, admission, costs)
+
+    def next_plan(self, send: Callable[[StepPlan], None], now: float) -> bool:
+        """Send the next plan, if there is anything to run; True when another call may do more."""
+        view = self._views.view(now, self.is_admitting, self._growth, bool(self.departing), self._blocked)
+        schedule = self._scheduler.schedule(view)
+        self._blocked = schedule.blocked
+        plan = self._carry_out(schedule, now)
+        if plan is None:
+            return bool(schedule.preemptions)
+        send(plan)
+        return True
+
+    # --- carrying a schedule out ---
+
+    def _carry_out(self, schedule: Schedule, now: float) -> StepPlan | None:
+        plan = PlanBuilder(self._epoch, self._pipeline.next_step)
+        joining = self._acquire_all(schedule)
+        for row in schedule.preemptions:
+            self._preempt(self._batch.request(row))
+        for row, num_pages in schedule.grants:
+            self._grant(plan, row, num_pages)
+        for request, _ in joining:
+            self._join(plan, request)
+        continued = [(self._batch.request(row), chunk) for row, chunk in schedule.chunks]
+        chunks = continued + joining
+        self._hold(schedule, now)
+        if not chunks and not self._batch.decoding:
+            return None
+        leaves, rows, num_decoding = self._batch.take_leaves(), self._batch.snapshot(), len(self._batch.decoding)
+        self._advance_decoding(plan.step)
+        for request, count in chunks:
+            self._advance_chunk(plan, request, count)
+        self._pipeline.add(rows, plan.num_prefill_tokens, num_decoding, now)
+        self._statistics.num_computed_prompt_tokens += plan.num_prefill_tokens
+        return plan.build(leaves, schedule.paused)
+
+    def _grant(self, plan: PlanBuilder, row: int, count: int) -> None:
+        request = self._batch.request(row)
+        assert request.holding is not None
+        granted = self._ledger.reserve(request.holding, dict.fromkeys(self._ledger.groups, count))
+        assert granted is Reservation.GRANTED, "the scheduler granted pages that are not there"
+        plan.give(row, {group: pages[-count:] for group, pages in request.holding.pages.items()})
+        spent = min(count, request.growth)
+        request.growth -= spent
+        self._growth -= spent
+        self._batch.move(request, RowPhase.DECODING)
+        self._set_milestone(request)
+
+    def _acquire_all(self, schedule: Schedule) -> list[tuple[Request, int]]:
+        """Reference the matched pages of all that join, before any page is taken: none may evict another's match."""
+        if not schedule.admissions:
+            return []
+        waiting = {request.key.slot: request for request in self._queue}
+        joining = [(waiting[slot], count) for slot, count in schedule.admissions]
+        for request, _ in joining:
+            match = self._views.match(request)
+            request.match = None
+            request.holding = self._ledger.acquire(match)
+            request.num_known = request.num_tokens
+            request.num_scheduled = match.num_pages * self._ledger.page_size
+            request.num_published = match.num_pages
+        return joining
+
+    def _join(self, plan: PlanBuilder, request: Request) -> None:
+        assert request.holding is not None
+        missing = self._admission.pages_for(request.num_known) - request.num_published
+        granted = self._ledger.reserve(request.holding, dict.fromkeys(self._ledger.groups, missing))
+        assert granted is Reservation.GRANTED, "the scheduler admitted a request without room"
+        self._queue.discard(request)
+        request.growth = self._admission.expected_growth(request)
+        self._growth += request.growth
+        request.held_since = None
+        self._count_admission(request)
+        request.advance(RequestStatus.PREFILLING)
+        plan.join(request, self._batch.join(request))
+
+    def _count_admission(self, request: Request) -> None:
+        if request.cached_tokens is None:
+            request.count_cached(request.num_scheduled)
+            self._statistics.cached_tokens[CacheTier.DEVICE] += request.num_scheduled
+            self._statistics.queue_s.observe(request.clock() - request.arrival)
+
+    def _hold(self, schedule: Schedule, now: float) -> None:
+        self.hold_deadline = None
+        if not schedule.held:
+            return
+        held = set(schedule.held)
+        for request in self._queue:
+            if request.key.slot not in held:
+                continue
+            if request.held_since is None:
+                request.held_tokens = self._views.hold_tokens(request)
+                request.held_since = now
+            deadline = request.held_since + self._costs.recompute_s(request.held_tokens, now)
+            self.hold_deadline = deadline if self.hold_deadline is None else min(deadline, self.hold_deadline)
+
+    # --- what the plan just made does to its rows ---
+
+    def _advance_decoding(self, step: int) -> None:
+        reached = []
+        for request in self._batch.decoding.values():
+            request.last_step = step
+            request.num_scheduled = scheduled = request.num_scheduled + 1
+            if scheduled == request.milestone:
+                reached.append(request)
+        for request in reached:
+            self.publish_ready(request)
+            self._settle_row(request)
+
+    def _advance_chunk(self, plan: PlanBuilder, request: Request, count: int) -> None:
+        plan.chunk(_row(request), count)
+        request.last_step = plan.step
+        request.num_scheduled += count
+        self.publish_ready(request)
+        if request.num_scheduled == request.num_known:
+            request.advance(RequestStatus.DECODING)
+            self._settle_row(request)
+
+    def _settle_row(self, request: Request) -> None:
+        """Where a row that has computed all its known tokens belongs for the next plan."""
+        if request.num_scheduled + 1 >= request.limit:
+            self.depart(request)
+        elif request.num_scheduled == self._capacity(request):
+            self._batch.move(request, RowPhase.NEEDY)
+        else:
+            self._batch.move(request, RowPhase.DECODING)
+            self._set_milestone(request)
+
+    def _set_milestone(self, request: Request) -> None:
+        request.milestone = min(self._capacity(request), request.limit - 1)
+
+    def _capacity(self, request: Request) -> int:
+        assert request.holding is not None
+        return min(map(len, request.holding.pages.values())) * self._ledger.page_size
+
+    def publish_ready(self, request: Request) -> None:
+        """Tell the index of full pages whose plan is sent and whose tokens are known."""
+        full = min(request.num_scheduled, request.num_tokens) // self._ledger.page_size
+        if request.holding is None:
+            return
+        for place in range(request.num_published, full):
+            for group, pages in request.holding.pages.items():
+                self._ledger.publish(group, pages[place], request.names[place])
+        request.num_published = max(request.num_published, full)
+
+    # --- leaving ---
+
+    def depart(self, request: Request) -> None:
+        """Take a request's row; its pages stay until the plans that name it have ended."""
+        if request.row is None:
+            return
+        self._batch.remove(request)
+        self._growth -= request.growth
+        request.growth = 0
+        self.departing.append(request)
+
+    def _preempt(self, request: Request) -> None:
+        self.depart(request)
+        request.advance(RequestStatus.PREEMPTED)
+        request.num_preemptions += 1
+        self._admission.estimate.preempted()
+        self._statistics.num_preemptions += 1
+
+    def pop_departed(self) -> list[Request]:
+        """Requests whose last plan has ended, out of `departing`; those preempted go back to the queue instead."""
+        if not self.departing:
+            return []
+        departed = [request for request in self.departing if not self.is_in_flight(request)]
+        self.departing = [request for request in self.departing if self.is_in_flight(request)]
+        preempted = [request for request in departed if request.status is RequestStatus.PREEMPTED]
+        for request in preempted:
+            self.give_up_pages(request)
+            self._queue.add(request)
+        return [request for request in departed if request.status is not RequestStatus.PREEMPTED]
+
+    def is_in_flight(self, request: Request) -> bool:
+        """True while a plan that names it has not ended."""
+        return request.last_step > self._pipeline.ended_step
+
+    def give_up_pages(self, request: Request) -> None:
+        """Release all pages of a request that no plan names; those in the index stay there."""
+        if request.holding is not None:
+            self._ledger.release(request.holding)
+            request.holding = None
+
+    def forget_pages(self, request: Request, first: int, even_if_shared: bool) -> None:
+        """Take its pages [first, ...) out of the index; pages that others use only when told so."""
+        if request.holding is None:
+            return
+        for group, pages in request.holding.pages.items():
+            for page in pages[first:]:
+                if even_if_shared or self._ledger.groups[group].refs(page) == 1:
+                    self._ledger.forget(group, page)
+
+
+def _row(request: Request) -> int:
+    assert request.row is not None
+    return request.row

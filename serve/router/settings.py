@@ -1,0 +1,66 @@
+"""What the router is told at its start and when the engine is up, as plain frozen values."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.state_layout import HitPolicy, StateKind
+from serve.hashing import PageHasher
+from serve.ipc.child import StartError
+from serve.router.cache_client import ProbePolicy
+from serve.router.cost_model import CostPrior
+from serve.router.prefix_index import GroupSpec
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """Limits and deadlines that hold from the start. max_rows: requests in the batch at most."""
+
+    epoch: int
+    page_size: int
+    num_ranks: int
+    max_rows: int
+    batch_max_tokens: int
+    chunked_prefill_size: int
+    max_total_len: int
+    max_queue_size: int
+    request_timeout_s: float
+    step_timeout_s: float
+    by_priority: bool = False
+    eos_token_ids: frozenset[int] = frozenset()
+    probe: ProbePolicy = field(default_factory=ProbePolicy)
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What only a running engine knows: pages by group, how pages are named, what its start-up probe measured."""
+
+    specs: tuple[GroupSpec, ...]
+    num_pages: dict[str, int]
+    hasher: PageHasher
+    prior: CostPrior
+
+    @classmethod
+    def from_info(cls, info: dict[str, Any], page_size: int) -> "EngineFacts":
+        """From `EngineUp.info`; raises StartError for what the router cannot run.
+
+        Keys: namespace, key (hex), num_pages {group: n}; layout {"groups": [{"name", "hit_policy", "kind",
+        "window_tokens"}]} (absent: all groups are FULL); prior {"prefill_tokens_per_s", "decode_step_s"} (optional).
+        """
+        num_pages = {str(group): int(count) for group, count in info["num_pages"].items()}
+        layout = info.get("layout") or {}
+        specs = tuple(_spec(group, page_size) for group in layout.get("groups", ()))
+        specs = specs or tuple(GroupSpec(group) for group in num_pages)
+        unsupported = [spec.name for spec in specs if spec.policy is not HitPolicy.ALL_PAGES]
+        if unsupported:
+            raise StartError(f"state groups {', '.join(unsupported)} are not supported yet")
+        if any(num_pages.get(spec.name, 0) < 1 for spec in specs):
+            raise StartError(f"a state group has no pages: {num_pages}")
+        key, namespace = bytes.fromhex(info.get("key", "")), bytes.fromhex(info["namespace"])
+        return cls(specs, num_pages, PageHasher(key, namespace, page_size), CostPrior(**(info.get("prior") or {})))
+
+
+def _spec(group: dict[str, Any], page_size: int) -> GroupSpec:
+    policy = HitPolicy(group.get("hit_policy", HitPolicy.ALL_PAGES.value))
+    if StateKind(group.get("kind", StateKind.FULL.value)) is StateKind.FULL and policy is not HitPolicy.ALL_PAGES:
+        raise StartError(f"state group {group['name']} is FULL but its hit policy is {policy.value}")
+    return GroupSpec(str(group["name"]), policy, -(-int(group.get("window_tokens", 0)) // page_size))

@@ -1,0 +1,339 @@
+"""Builders and fakes for the router's tests: a clock, workers that run plans in memory, a server that listens."""
+
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from serve.hashing import PageHasher
+from serve.ipc.messages import (
+    AbortRequest,
+    FinishRequest,
+    Message,
+    OutputBatch,
+    RequestOutput,
+    SlotReleased,
+    StepPlan,
+    StepResult,
+    SubmitRequest,
+)
+from serve.ipc.request_table import RequestTable, TableShape
+from serve.router.cache_client import CacheClient, ProbePolicy
+from serve.router.cost_model import CostPrior
+from serve.router.prefix_index import GroupSpec
+from serve.router.router import Router
+from serve.router.settings import EngineFacts, RouterSettings
+from serve.types import FinishReason, SamplingParams
+
+PAGE = 16
+VOCAB = 61
+EOS = 7
+EPOCH = 3
+HASHER = PageHasher(b"k" * 32, b"test", PAGE)
+
+
+class FakeClock:
+    """Time that only moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def model_token(tokens: list[int]) -> int:
+    """What the fake model says after a prefix: any change of the prefix changes it."""
+    return zlib.crc32(np.array(tokens, "<u4").tobytes()) % VOCAB
+
+
+def expected_tokens(prompt: list[int], sampling: SamplingParams, total_limit: int) -> list[int]:
+    """What a request must get when nothing ends it early."""
+    tokens = list(prompt)
+    ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
+    while len(tokens) < min(len(prompt) + sampling.max_tokens, total_limit):
+        tokens.append(model_token(tokens))
+        if tokens[-1] in ends:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class _Row:
+    slot: int
+    generation: int
+    tokens: list[int]  # known, then sampled
+    num_known: int
+    num_computed: int
+    pages: dict[str, list[int]]
+
+
+class FakeWorker:
+    """Runs plans. A page holds the token ids that were computed into it, and every read checks them."""
+
+    def __init__(self, rank: int, table: RequestTable, groups: tuple[str, ...]) -> None:
+        self.rank = rank
+        self.rows: dict[int, _Row] = {}
+        self.plans: deque[StepPlan] = deque()
+        self._table = table
+        self._pages: dict[tuple[str, int], list[int | None]] = {}
+        self._groups = groups
+
+    def run_next(self) -> StepResult:
+        plan = self.plans.popleft()
+        self._apply(plan)
+        result = StepResult(EPOCH, plan.step, self.rank, 0.01)
+        chunked = dict(plan.chunks)
+        assert len(chunked) == len(plan.chunks)
+        for number, row in sorted(self.rows.items()):
+            if number in chunked:
+                assert row.num_computed + chunked[number] <= row.num_known, "a chunk beyond what is known"
+                count = chunked[number]
+            elif row.num_computed >= row.num_known and number not in plan.paused:
+                count = 1
+            else:
+                continue
+            self._compute(row, count)
+            if row.num_computed >= row.num_known:
+                token = model_token(self._read(row))
+                row.tokens.append(token)
+                result.rows.append(number)
+                result.token_ids.append(token)
+        if self.rank != 0:
+            result.rows, result.token_ids = [], []
+        return result
+
+    def _apply(self, plan: StepPlan) -> None:
+        for number in plan.leaves:
+            del self.rows[number]
+        for join in plan.joins:
+            assert join.row not in self.rows, "a row is taken twice"
+            assert self._table.generation(join.slot) == join.generation
+            assert not self._table.is_free(join.slot)
+            tokens = [int(t) for t in self._table.tokens(join.slot)[: join.num_known]]
+            pages = {group: list(ids) for group, ids in join.pages.items()}
+            row = _Row(join.slot, join.generation, tokens, join.num_known, join.num_cached, pages)
+            self.rows[join.row] = row
+            assert join.num_cached < join.num_known and self._read(row) == tokens[: join.num_cached]
+        for number, group, pages in plan.new_pages:
+            self.rows[number].pages[group].extend(pages)
+
+    def _compute(self, row: _Row, count: int) -> None:
+        self._read(row)
+        for position in range(row.num_computed, row.num_computed + count):
+            for group in self._groups:
+                page = row.pages[group][position // PAGE]  # IndexError: a token without a page
+                self._pages.setdefault((group, page), [None] * PAGE)[position % PAGE] = row.tokens[position]
+        row.num_computed += count
+
+    def _read(self, row: _Row) -> list[int]:
+        """The computed prefix as the pages have it."""
+        for group in self._groups:
+            found = []
+            for position in range(row.num_computed):
+                found.append(self._pages[group, row.pages[group][position // PAGE]][position % PAGE])
+            assert found == row.tokens[: row.num_computed], "a page does not hold the right prefix"
+        return row.tokens[: row.num_computed]
+
+
+@dataclass
+class Client:
+    """What one request was told."""
+
+    slot: int
+    generation: int
+    server: int
+    prompt: list[int]
+    sampling: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+    outputs: list[RequestOutput] = field(default_factory=list)
+    finishes: list[FinishReason] = field(default_factory=list)
+    is_released: bool = False
+
+    @property
+    def last(self) -> RequestOutput:
+        return self.outputs[-1]
+
+    @property
+    def num_cached(self) -> int:
+        return sum(self.outputs[0].cached_tokens or [])
+
+
+class Harness:
+    """A router with a real request table, fake workers and one or more listening servers."""
+
+    def __init__(
+        self, num_pages: int = 64, num_ranks: int = 1, groups: tuple[str, ...] = ("full",), **settings
+    ) -> None:
+        values = {
+            "epoch": EPOCH,
+            "page_size": PAGE,
+            "num_ranks": num_ranks,
+            "max_rows": 8,
+            "batch_max_tokens": 64,
+            "chunked_prefill_size": 32,
+            "max_total_len": 512,
+            "max_queue_size": 100,
+            "request_timeout_s": 3600.0,
+            "step_timeout_s": 300.0,
+            "eos_token_ids": frozenset({EOS}),
+            **settings,
+        }
+        self.settings = RouterSettings(**values)
+        self.clock = FakeClock()
+        self.table = RequestTable.create(TableShape(32, 512, PAGE))
+        self.groups = groups
+        self.workers = [FakeWorker(rank, self.table, groups) for rank in range(num_ranks)]
+        self.clients: dict[tuple[int, int], Client] = {}
+        self.plans: list[StepPlan] = []
+        self.probes: list[Message] = []
+        self.cache = CacheClient(None, ProbePolicy())
+        self.num_pages = num_pages
+        self.router = self._make_router()
+        self.engine_up()
+
+    def _make_router(self) -> Router:
+        return Router(self.settings, self.table, self, self.cache, self.clock, lambda: 0.0)
+
+    def with_cache(self) -> "Harness":
+        """Let the router ask a cache manager; probes land in `probes`."""
+
+        def send(probe: Message) -> bool:
+            self.probes.append(probe)
+            return True
+
+        self.cache = CacheClient(send, ProbePolicy(deadline_s=0.05))
+        self.router = self._make_router()
+        self.engine_up()
+        return self
+
+    def engine_up(self) -> None:
+        specs = tuple(GroupSpec(group) for group in self.groups)
+        prior = CostPrior(prefill_tokens_per_s=1000.0, decode_step_s=0.01)
+        pages = dict.fromkeys(self.groups, self.num_pages)
+        self.router.engine_up(EngineFacts(specs, pages, HASHER, prior))
+
+    # --- Mail ---
+
+    def to_workers(self, message: Message) -> None:
+        assert isinstance(message, StepPlan)
+        self.plans.append(message)
+        for worker in self.workers:
+            worker.plans.append(message)
+
+    def to_server(self, server: int, message: Message) -> None:
+        if isinstance(message, SlotReleased):
+            for slot, generation in message.slots:
+                client = self.clients[slot, generation]
+                assert not client.is_released, "a slot is released twice"
+                client.is_released = True
+                assert self.table.is_free(slot)
+            return
+        assert isinstance(message, OutputBatch)
+        for output in message.outputs:
+            client = self.clients[output.slot, output.generation]
+            assert client.server == server
+            assert not client.finishes and not client.is_released, "an output after the last"
+            client.tokens += output.token_ids
+            client.outputs.append(output)
+            if output.finish_reason is not None:
+                client.finishes.append(output.finish_reason)
+
+    # --- clients ---
+
+    def fill(self, prompt: list[int], server: int = 0, **sampling) -> Client:
+        """A filled slot that is not submitted."""
+        params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
+        slot = next(slot for slot in range(self.table.shape.num_slots) if self.table.is_free(slot))
+        root = HASHER.root(None, None)
+        tokens = np.array(prompt, np.uint32)
+        generation = self.table.fill(slot, tokens, params, root, HASHER.chain(root, tokens))
+        client = Client(slot, generation, server, list(prompt), params)
+        self.clients[slot, generation] = client
+        return client
+
+    def submit(self, prompt: list[int], server: int = 0, priority: int = 0, **sampling) -> Client:
+        client = self.fill(prompt, server, **sampling)
+        self.router.turn([SubmitRequest(client.slot, client.generation, server, f"r{client.slot}", priority)])
+        return client
+
+    def submit_together(self, prompts: list[list[int]], **sampling) -> list[Client]:
+        clients = [self.fill(prompt, **sampling) for prompt in prompts]
+        self.router.turn([SubmitRequest(c.slot, c.generation, 0, f"r{c.slot}") for c in clients])
+        return clients
+
+    def abort(self, client: Client) -> None:
+        self.router.turn([AbortRequest(client.slot, client.generation)])
+
+    def finish(self, client: Client, num_accepted: int) -> None:
+        self.router.turn([FinishRequest(client.slot, client.generation, num_accepted)])
+
+    # --- time ---
+
+    @property
+    def is_busy(self) -> bool:
+        return any(worker.plans for worker in self.workers)
+
+    def step(self, rank: int = 0) -> None:
+        """One rank runs its next plan, and the router hears of it."""
+        result = self.workers[rank].run_next()
+        self.clock.advance(0.01)
+        self.router.turn([result])
+
+    def step_all(self) -> None:
+        """Every rank runs its next plan."""
+        for worker in self.workers:
+            if worker.plans:
+                self.step(worker.rank)
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Until nothing is in flight."""
+        for _ in range(max_steps):
+            if not self.is_busy:
+                return
+            self.step_all()
+        raise AssertionError("the router does not come to rest")
+
+    # --- checks ---
+
+    @property
+    def ledger(self):
+        return self.router.engine.ledger
+
+    def check(self) -> None:
+        assert self.ledger.check_integrity() == []
+        self.check_in_flight()
+
+    def check_in_flight(self) -> None:
+        """No page of a row that a plan in flight names has been given up."""
+        for record in self.router.engine.pipeline._in_flight:
+            for request in record.rows:
+                if request is not None and request.last_step >= record.step:
+                    assert request.holding is not None
+                    for group, pages in request.holding.pages.items():
+                        assert all(self.ledger.groups[group].refs(page) > 0 for page in pages)
+
+    def check_idle(self) -> None:
+        """All ended, once; nothing leaked."""
+        self.check()
+        assert not self.router.has_work() and not self.router.requests
+        assert all(group.num_used == 0 for group in self.ledger.groups.values())
+        assert self.router.engine.planner._growth == 0
+        for client in self.clients.values():
+            assert client.is_released and len(client.finishes) == 1, client
+
+    def check_tokens(self, client: Client) -> None:
+        limit = min(self.settings.max_total_len, self.num_pages * PAGE)
+        assert client.tokens == expected_tokens(client.prompt, client.sampling, limit)
+
+    def close(self) -> None:
+        self.table.close()
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Token ids that differ by seed from the first on."""
+    return [(seed * 7919 + position * 31 + seed) % VOCAB for position in range(length)]

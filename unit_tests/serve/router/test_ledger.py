@@ -1,0 +1,190 @@
+"""What the ledger grants, keeps and evicts."""
+
+import pytest
+
+from models.state_layout import HitPolicy
+from serve.router.ledger import JobEnd, LedgerError, Publication, Reservation, StateLedger
+from serve.router.prefix_index import GroupSpec
+from serve.types import JobId, JobResult
+
+PAGE = 16
+FULL = GroupSpec("full")
+
+
+def names_of(text: str) -> list[bytes]:
+    """Chained names: a name stands for its page and all before it."""
+    return [text[: end + 1].encode() for end in range(len(text))]
+
+
+def make_ledger(num_pages: int = 8, *specs: GroupSpec) -> StateLedger:
+    specs = specs or (FULL,)
+    return StateLedger(specs, {spec.name: num_pages for spec in specs}, PAGE)
+
+
+def store(ledger: StateLedger, text: str):
+    """A holding with the pages of `text`, all published."""
+    names = names_of(text)
+    match = ledger.match(names, len(text) * PAGE + 1)
+    holding = ledger.acquire(match)
+    missing = len(text) - match.num_pages
+    assert ledger.reserve(holding, dict.fromkeys(ledger.groups, missing)) is Reservation.GRANTED
+    for group, pages in holding.pages.items():
+        for page, name in zip(pages[match.num_pages :], names[match.num_pages :], strict=True):
+            ledger.publish(group, page, name)
+    return holding
+
+
+def cached(ledger: StateLedger, text: str) -> int:
+    return ledger.match(names_of(text), len(text) * PAGE + 1).num_pages
+
+
+def test_a_released_prefix_is_matched_again():
+    ledger = make_ledger()
+    ledger.release(store(ledger, "abc"))
+    assert cached(ledger, "abc") == 3
+    assert cached(ledger, "abd") == 2
+    assert cached(ledger, "x") == 0
+    assert ledger.check_integrity() == []
+
+
+@pytest.mark.parametrize(("num_tokens", "usable"), [(1, 0), (16, 0), (17, 1), (32, 1), (33, 2), (48, 2), (49, 3)])
+def test_the_last_token_is_always_computed(num_tokens: int, usable: int):
+    ledger = make_ledger()
+    ledger.release(store(ledger, "abc"))
+    assert ledger.match(names_of("abc")[: num_tokens // PAGE], num_tokens).num_pages == usable
+
+
+def test_only_what_is_missing_is_evicted_and_leaves_go_first():
+    ledger = make_ledger(6)
+    ledger.release(store(ledger, "abc"))
+    ledger.release(store(ledger, "xy"))
+    holding = ledger.acquire(ledger.match([], 1))
+    assert ledger.extend(holding, "full", 3) is Reservation.GRANTED
+    assert ledger.groups["full"].num_evicted == 2
+    assert cached(ledger, "abc") == 1
+    assert cached(ledger, "xy") == 2
+    assert ledger.check_integrity() == []
+
+
+def test_use_of_a_prefix_protects_it_from_eviction():
+    ledger = make_ledger(4)
+    ledger.release(store(ledger, "ab"))
+    ledger.release(store(ledger, "xy"))
+    ledger.release(ledger.acquire(ledger.match(names_of("ab"), 100)))
+    store(ledger, "q")
+    assert cached(ledger, "ab") == 2
+    assert cached(ledger, "xy") == 1
+
+
+def test_pages_in_use_are_never_evicted():
+    ledger = make_ledger(4)
+    store(ledger, "abc")
+    holding = ledger.acquire(ledger.match([], 1))
+    assert ledger.extend(holding, "full", 2) is Reservation.NO_ROOM
+    assert ledger.extend(holding, "full", 1) is Reservation.GRANTED
+    assert cached(ledger, "abc") == 3
+
+
+def test_a_reservation_is_given_in_all_groups_or_in_none():
+    specs = (FULL, GroupSpec("draft"))
+    ledger = StateLedger(specs, {"full": 8, "draft": 2}, PAGE)
+    holding = ledger.acquire(ledger.match([], 1))
+    assert ledger.reserve(holding, {"full": 3, "draft": 3}) is Reservation.NO_ROOM
+    assert holding.pages == {"full": [], "draft": []}
+    assert ledger.room() == {"full": 8, "draft": 2}
+    assert ledger.check_integrity() == []
+
+
+def test_a_name_that_is_indexed_keeps_its_first_page():
+    ledger = make_ledger()
+    first = store(ledger, "a")
+    second = ledger.acquire(ledger.match([], 1))
+    ledger.extend(second, "full", 1)
+    assert ledger.publish("full", second.pages["full"][0], b"a") is Publication.DUPLICATE
+    ledger.release(second)
+    assert ledger.groups["full"].num_free == 7
+    ledger.release(first)
+    assert cached(ledger, "a") == 1
+    assert ledger.check_integrity() == []
+
+
+def test_a_prefix_is_as_long_as_every_group_allows():
+    window = GroupSpec("window", HitPolicy.TRAILING_PAGES, 2)
+    state = GroupSpec("state", HitPolicy.EXACT_CHECKPOINT)
+    ledger = make_ledger(16, FULL, window, state)
+    names = names_of("abcdef")
+    holding = ledger.acquire(ledger.match([], 1))
+    ledger.reserve(holding, {"full": 6, "window": 6, "state": 6})
+    for place, name in enumerate(names):
+        ledger.publish("full", holding.pages["full"][place], name)
+        if place != 4:
+            ledger.publish("window", holding.pages["window"][place], name)
+        if place in (1, 3):
+            ledger.publish("state", holding.pages["state"][place], name)
+    match = ledger.match(names, 1000)
+    assert match.num_pages == 4  # 5 and 6 lack the window's fifth page
+    assert [len(match.pages[g]) for g in ("full", "window", "state")] == [4, 2, 1]
+    ledger.forget("state", holding.pages["state"][3])
+    assert ledger.match(names, 1000).num_pages == 2
+    assert ledger.check_integrity() == []
+
+
+def test_a_job_keeps_its_pages_until_every_rank_has_answered():
+    ledger = make_ledger(2)
+    holding = store(ledger, "ab")
+    job = JobId(1, 1)
+    ledger.begin_job(job, "full", holding.pages["full"], num_ranks=2)
+    ledger.release(holding)
+    assert ledger.groups["full"].num_used == 2
+    assert ledger.end_job(job, 1, JobResult.DONE) is None
+    assert ledger.end_job(job, 1, JobResult.DONE) is None
+    assert ledger.groups["full"].num_used == 2
+    assert ledger.end_job(job, 0, JobResult.FAILED) == JobEnd(job, JobResult.FAILED)
+    assert ledger.groups["full"].num_cached == 2
+    assert ledger.end_job(job, 0, JobResult.DONE) is None
+    assert ledger.check_integrity() == []
+
+
+def test_flush_drops_what_is_idle_and_tells_what_stays():
+    ledger = make_ledger()
+    ledger.release(store(ledger, "ab"))
+    store(ledger, "xyz")
+    report = ledger.flush()
+    assert (report.num_dropped, report.num_referenced) == (2, 3)
+    assert cached(ledger, "ab") == 0
+    assert cached(ledger, "xyz") == 3
+    assert ledger.check_integrity() == []
+
+
+def test_a_forgotten_page_in_use_is_free_when_released():
+    ledger = make_ledger()
+    holding = store(ledger, "ab")
+    ledger.forget("full", holding.pages["full"][1])
+    assert cached(ledger, "ab") == 1
+    ledger.release(holding)
+    assert ledger.groups["full"].num_cached == 1
+    assert ledger.check_integrity() == []
+
+
+def test_broken_contracts_raise():
+    ledger = make_ledger()
+    holding = store(ledger, "a")
+    page = holding.pages["full"][0]
+    ledger.begin_job(JobId(1, 1), "full", [page], 1)
+    with pytest.raises(LedgerError):
+        ledger.begin_job(JobId(1, 1), "full", [page], 1)
+    ledger.end_job(JobId(1, 1), 0, JobResult.DONE)
+    ledger.release(holding)
+    with pytest.raises(LedgerError):
+        ledger.release(holding)
+    with pytest.raises(LedgerError):
+        ledger.publish("full", page, b"z")
+    with pytest.raises(LedgerError):
+        ledger.begin_job(JobId(1, 2), "full", [page], 1)
+
+
+def test_a_lost_reference_is_reported():
+    ledger = make_ledger()
+    holding = store(ledger, "a")
+    ledger.groups["full"]._refs[holding.pages["full"][0]] += 1
+    assert ledger.check_integrity()

@@ -1,0 +1,152 @@
+"""The router under random use: every request ends once, with the model's tokens, and nothing leaks."""
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from serve.ipc.messages import ProbeReply, ServerDown, SubmitRequest
+from serve.types import FinishReason
+from unit_tests.serve.router.router_fakes import PAGE, Client, Harness, expected_tokens, prompt_of
+
+# Few prompts that share prefixes of all kinds: whole pages, parts of pages, one within another.
+_BASE = prompt_of(5 * PAGE, 1)
+PROMPTS = [
+    *(_BASE[:length] for length in (1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 3 * PAGE + 5, 5 * PAGE)),
+    _BASE[: 2 * PAGE] + prompt_of(PAGE + 3, 2),
+    prompt_of(2 * PAGE + 1, 3),
+]
+
+
+class RouterMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness: Harness | None = None
+        self.living: list[Client] = []
+        self.cut: dict[tuple[int, int], int] = {}  # accepted tokens of requests that a stop string ended
+        self.unheard: list[Client] = []
+
+    @initialize(
+        num_pages=st.integers(6, 20),
+        num_ranks=st.integers(1, 2),
+        max_rows=st.integers(1, 5),
+        budget=st.sampled_from([8, 24, 64]),
+        with_cache=st.booleans(),
+        by_priority=st.booleans(),
+    )
+    def start(
+        self, num_pages: int, num_ranks: int, max_rows: int, budget: int, with_cache: bool, by_priority: bool
+    ) -> None:
+        self.harness = Harness(
+            num_pages=num_pages,
+            num_ranks=num_ranks,
+            max_rows=max_rows,
+            batch_max_tokens=budget,
+            max_queue_size=6,
+            by_priority=by_priority,
+        )
+        if with_cache:
+            self.harness.with_cache()
+
+    @rule(
+        prompt=st.sampled_from(PROMPTS),
+        max_tokens=st.integers(1, 60),
+        count=st.integers(1, 3),
+        ignore_eos=st.booleans(),
+        server=st.integers(0, 1),
+        priority=st.integers(-1, 1),
+        prompt_logprobs=st.sampled_from([None, None, None, 0]),
+    )
+    def submit(self, prompt, max_tokens, count, ignore_eos, server, priority, prompt_logprobs) -> None:
+        if len(self.living) > 20:
+            return
+        clients = [
+            self.harness.fill(
+                prompt, server, max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs
+            )
+            for _ in range(count)
+        ]
+        self.living += clients
+        self.harness.router.turn(
+            [SubmitRequest(c.slot, c.generation, c.server, f"r{c.slot}", priority) for c in clients]
+        )
+
+    @precondition(lambda self: self.harness and self.harness.is_busy)
+    @rule(data=st.data(), count=st.integers(1, 12))
+    def step(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            ready = [worker.rank for worker in self.harness.workers if worker.plans]
+            if not ready:
+                return
+            self.harness.step(data.draw(st.sampled_from(ready)))
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.harness.abort(data.draw(st.sampled_from(self.living)))
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def stop_string(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(self.living))
+        if client.tokens:
+            self.harness.finish(client, data.draw(st.integers(0, len(client.tokens))))
+
+    @rule(server=st.integers(0, 1))
+    def server_down(self, server: int) -> None:
+        gone = [client for client in self.living if client.server == server and not client.finishes]
+        self.harness.router.turn([ServerDown(server)])
+        self.unheard += [client for client in gone if not client.finishes]
+        self.living = [client for client in self.living if client not in self.unheard]
+
+    @precondition(lambda self: self.harness and self.harness.probes)
+    @rule()
+    def answer_probe(self) -> None:
+        self.harness.router.turn([ProbeReply(self.harness.probes.pop(0).probe_id, {}, {})])
+
+    @rule(seconds=st.sampled_from([0.01, 0.06, 1.0]))
+    def wait(self, seconds: float) -> None:
+        self.harness.clock.advance(seconds)
+        self.harness.router.turn([])
+
+    @rule()
+    def flush(self) -> None:
+        self.harness.ledger.flush()
+
+    @invariant()
+    def the_books_add_up(self) -> None:
+        if self.harness is None:
+            return
+        self.harness.check()
+        self.living = [client for client in self.living if not client.is_released]
+        assert len(self.harness.router.engine.pipeline) <= 2
+
+    def teardown(self) -> None:
+        if self.harness is None:
+            return
+        for _ in range(200):
+            self.harness.run()
+            if not self.harness.router.requests:
+                break
+            self.harness.clock.advance(0.5)  # the only things still waited for have deadlines
+            self.harness.router.turn([])
+        for client in self.unheard:
+            assert client.is_released and not client.finishes
+            del self.harness.clients[client.slot, client.generation]
+        self.harness.check_idle()
+        for client in self.harness.clients.values():
+            self._check_tokens(client)
+        self.harness.close()
+
+    def _check_tokens(self, client: Client) -> None:
+        limit = min(self.harness.settings.max_total_len, self.harness.num_pages * PAGE)
+        expected = expected_tokens(client.prompt, client.sampling, limit)
+        if client.finishes == [FinishReason.LENGTH]:
+            assert client.tokens == expected
+        elif client.finishes == [FinishReason.ERROR]:
+            assert not client.tokens and client.last.error_code in (400, 429)
+        else:
+            assert client.tokens == expected[: len(client.tokens)]
+
+
+RouterMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRouterMachine = RouterMachine.TestCase
