@@ -9,6 +9,7 @@ from serve.errors import ConfigError
 
 CPU_BATCH_TOKENS = 2048
 CUDA_BATCH_TOKENS = 8192
+DEFAULT_CPU_CACHE_GIB = 2.0
 # Slots that an HTTP process has beyond what may run and wait, for requests that have ended but still drain.
 SPARE_SLOTS = 16
 # Connections spread unevenly over HTTP processes: each can take this many times its even share of requests.
@@ -50,6 +51,7 @@ def resolve(serve: ServeConfig, model: ModelShape, machine: MachineShape, run_di
         chunked_prefill_size=chunked_prefill_size,
         page_size=serve.cpu_cache_token_page_size,
         num_slots=count_slots(serve),
+        cpu_cache_bytes=resolve_cpu_cache(serve),
     )
 
 
@@ -79,6 +81,16 @@ def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
             f"--max_req_total_len {serve.max_req_total_len} is above the model's context of {context_length} tokens"
         )
     return serve.max_req_total_len
+
+
+def resolve_cpu_cache(serve: ServeConfig) -> int:
+    """Bytes of the host arena, 0 without one. Raises ConfigError for options of a cache that is off."""
+    if serve.enable_cpu_cache:
+        return int((serve.cpu_cache_storage_size or DEFAULT_CPU_CACHE_GIB) * 2**30)
+    for option in ("cpu_cache_storage_size", "cpu_cache_sync", "cpu_cache_store_output"):
+        if getattr(serve, option):
+            raise ConfigError(f"--{option} needs --enable_cpu_cache")
+    return 0
 
 
 def count_slots(serve: ServeConfig) -> int:
