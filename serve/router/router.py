@@ -132,7 +132,7 @@ class Router:
 
     def has_work(self) -> bool:
         """True while a request lives or a plan is in flight."""
-        return bool(self.requests) or bool(self.engine is not None and len(self.engine.pipeline))
+        return bool(self.requests) or (self.engine is not None and len(self.engine.pipeline) > 0)
 
     # --- messages from HTTP processes ---
 

@@ -43,19 +43,18 @@ class EngineFacts:
     def from_info(cls, info: dict[str, Any], page_size: int) -> "EngineFacts":
         """From `EngineUp.info`; raises StartError for what the router cannot run.
 
-        Keys: namespace, key (hex), num_pages {group: n}; layout {"groups": [{"name", "hit_policy", "kind",
-        "window_tokens"}]} (absent: all groups are FULL); prior {"prefill_tokens_per_s", "decode_step_s"} (optional).
+        Keys: namespace, key (hex), num_pages {group: n}, groups [{"name", "kind", "hit_policy", "window_tokens"}]
+        (absent: all are FULL), prior {"prefill_tokens_per_s", "decode_step_s"} (optional).
         """
         num_pages = {str(group): int(count) for group, count in info["num_pages"].items()}
-        layout = info.get("layout") or {}
-        specs = tuple(_spec(group, page_size) for group in layout.get("groups", ()))
+        specs = tuple(_spec(group, page_size) for group in info.get("groups", ()))
         specs = specs or tuple(GroupSpec(group) for group in num_pages)
         unsupported = [spec.name for spec in specs if spec.policy is not HitPolicy.ALL_PAGES]
         if unsupported:
             raise StartError(f"state groups {', '.join(unsupported)} are not supported yet")
         if any(num_pages.get(spec.name, 0) < 1 for spec in specs):
             raise StartError(f"a state group has no pages: {num_pages}")
-        key, namespace = bytes.fromhex(info.get("key", "")), bytes.fromhex(info["namespace"])
+        key, namespace = bytes.fromhex(info["key"]), bytes.fromhex(info["namespace"])
         return cls(specs, num_pages, PageHasher(key, namespace, page_size), CostPrior(**(info.get("prior") or {})))
 
 

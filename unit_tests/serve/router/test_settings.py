@@ -26,9 +26,9 @@ def test_a_start_up_probe_sets_the_prior():
 @pytest.mark.parametrize(
     "change",
     [
-        {"layout": {"groups": [{"name": "full", "kind": "bounded", "hit_policy": "exact_checkpoint"}]}},
-        {"layout": {"groups": [{"name": "full", "kind": "full", "hit_policy": "trailing_pages"}]}},
-        {"layout": {"groups": [{"name": "other"}]}},
+        {"groups": [{"name": "full", "kind": "bounded", "hit_policy": "exact_checkpoint"}]},
+        {"groups": [{"name": "full", "kind": "full", "hit_policy": "trailing_pages"}]},
+        {"groups": [{"name": "other"}]},
         {"num_pages": {"full": 0}},
     ],
 )
