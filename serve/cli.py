@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from serve.cli_parser import LineParser, add_config_flags, parse_line
+from serve.config_sources import did_you_mean
 from serve.errors import ConfigError, LaunchError, UserError
 
 BENCHMARKS = ("static", "serve")
@@ -46,7 +47,8 @@ def _run(words: list[str]) -> int:
         parser.print_help()
         return 0
     if options.command not in COMMANDS:
-        raise ConfigError(f"unknown command {options.command!r}; the commands are {commands}")
+        hint = did_you_mean(options.command, COMMANDS)
+        raise ConfigError(f"unknown command {options.command!r}; the commands are {commands}{hint}")
     return COMMANDS[options.command](words[1:])
 
 

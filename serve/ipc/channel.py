@@ -117,7 +117,7 @@ class Inbox(_Owned):
             logger.error("mailbox %s dropped a malformed message (%d so far): %s", self.name, self.num_malformed, error)
 
     def close(self) -> None:
-        """Unbind; the socket file goes. Messages not yet received are lost."""
+        """Unbind; ZeroMQ removes the socket file soon. Messages not yet received are lost."""
         self._check_owner()
         self._socket.close()
 

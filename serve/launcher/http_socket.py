@@ -5,9 +5,11 @@ import socket
 
 from serve.errors import LaunchError
 
+BACKLOG = 2048
+
 
 def bind_http_socket(host: str, port: int) -> socket.socket:
-    """Bind, not yet listen: connections are refused until an HTTP process listens. Raises LaunchError."""
+    """Bind, not yet listen: connections are refused until `open_to_clients`. Raises LaunchError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -37,6 +39,16 @@ def _bind(bound: socket.socket, address: object) -> None:
             raise
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)  # type: ignore[arg-type]
+
+
+def open_to_clients(bound: socket.socket) -> None:
+    """Listen; HTTP processes accept. Once more does no harm.
+
+    Connections inherit SO_REUSEADDR, which lets a later server bind the port while they linger. It is not set earlier,
+    see `_bind`.
+    """
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.listen(BACKLOG)
 
 
 def url_of(bound: socket.socket, host: str) -> str:

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 from serve.ipc.messages import StopChild
+from serve.launcher.child_process import ChildStatus
 from serve.launcher.children import Children
 from serve.launcher.events import EventLoop
 
@@ -26,6 +27,9 @@ class StopStage:
 def stop_in_order(events: EventLoop, children: Children, drain_s: float) -> None:
     """Stop role by role; a second SIGINT or SIGTERM kills at once what is left. Returns when all are reaped."""
     signals_before = events.num_stops
+    for child in children.living():
+        if child.status is ChildStatus.STARTING:
+            child.kill()  # it does not listen yet, and has nothing to finish
     for stage in (StopStage("httpserver", drain_s), StopStage("router"), StopStage("worker"), StopStage("cache")):
         for child in children.living(stage.role):
             child.send(StopChild(stage.drain_s))
