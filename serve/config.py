@@ -38,6 +38,15 @@ class ServeConfig(BaseModel):
     batch_max_tokens: int | None = Field(None, ge=1, description="tokens a step at most; default by device")
     chunked_prefill_size: int | None = Field(None, ge=1, description="prompt tokens a request a step at most")
     cpu_cache_token_page_size: int = Field(64, ge=16, le=256, description="tokens a page, in every tier")
+    enable_cpu_cache: bool = Field(False, description="keep finished prompt pages in CPU memory too")
+    cpu_cache_storage_size: float | None = Field(
+        None, gt=0, description="GiB of CPU memory for pages; default: 2, with --enable_cpu_cache"
+    )
+    cpu_cache_sync: bool = Field(False, description="copy pages to and from CPU memory without overlap (slower)")
+    cpu_cache_store_output: bool = Field(False, description="also store pages of generated tokens in CPU memory")
+    max_loading_fraction: float = Field(
+        0.5, gt=0, le=1, description="share of a device pool that pages being loaded may take at most"
+    )
     max_total_token_num: int | None = Field(None, ge=1, description="tokens in the device pool; default by memory")
     mem_fraction: float = Field(0.9, gt=0, le=1, description="share of the device's free memory for weights and pool")
     schedule_policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of the queue")
@@ -69,3 +78,4 @@ class ResolvedConfig(BaseModel):
     chunked_prefill_size: int
     page_size: int
     num_slots: int
+    cpu_cache_bytes: int = 0  # of the host arena; 0: there is none

@@ -11,6 +11,7 @@ CPU_BATCH_TOKENS = 2048
 CUDA_BATCH_TOKENS = 8192
 # A request's row computes this many tokens ahead of the last result; the pool must have room for them.
 TOKENS_AHEAD = 1
+DEFAULT_CPU_CACHE_GIB = 2.0
 # Slots that an HTTP process has beyond what may run and wait, for requests that have ended but still drain.
 SPARE_SLOTS = 16
 # Connections spread unevenly over HTTP processes: each can take this many times its even share of requests.
@@ -45,13 +46,14 @@ def resolve(serve: ServeConfig, model: ModelShape, machine: MachineShape, run_di
         model_name=serve.served_model_name or model.name,
         run_dir=run_dir,
         device=device,
-        data_type=resolve_data_type(serve, model.dtype, device),
+        data_type=resolve_data_type(serve, model.dtype),
         threads_per_worker=max(1, (serve.cpu_threads or machine.cores) // serve.tp),
         max_req_total_len=resolve_length_limit(serve, model.context_length),
         batch_max_tokens=batch_max_tokens,
         chunked_prefill_size=chunked_prefill_size,
         page_size=serve.cpu_cache_token_page_size,
         num_slots=count_slots(serve),
+        cpu_cache_bytes=resolve_cpu_cache(serve),
     )
 
 
@@ -65,11 +67,11 @@ def resolve_token_budgets(serve: ServeConfig, device: str) -> tuple[int, int]:
     return batch, chunk
 
 
-def resolve_data_type(serve: ServeConfig, model_dtype: str, device: str) -> Literal["bfloat16", "float32"]:
-    """auto: float32 on CPUs, which compute little else; on GPUs float32 for a float32 checkpoint, else bfloat16."""
+def resolve_data_type(serve: ServeConfig, model_dtype: str) -> Literal["bfloat16", "float32"]:
+    """auto: float32 for a float32 checkpoint, else bfloat16, whatever the device."""
     if serve.data_type != "auto":
         return serve.data_type
-    return "float32" if device == "cpu" or model_dtype == "float32" else "bfloat16"
+    return "float32" if model_dtype == "float32" else "bfloat16"
 
 
 def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
@@ -87,6 +89,16 @@ def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
             f"--max_req_total_len {serve.max_req_total_len}"
         )
     return serve.max_req_total_len
+
+
+def resolve_cpu_cache(serve: ServeConfig) -> int:
+    """Bytes of the host arena, 0 without one. Raises ConfigError for options of a cache that is off."""
+    if serve.enable_cpu_cache:
+        return int((serve.cpu_cache_storage_size or DEFAULT_CPU_CACHE_GIB) * 2**30)
+    for option in ("cpu_cache_storage_size", "cpu_cache_sync", "cpu_cache_store_output"):
+        if getattr(serve, option):
+            raise ConfigError(f"--{option} needs --enable_cpu_cache")
+    return 0
 
 
 def count_slots(serve: ServeConfig) -> int:

@@ -52,6 +52,19 @@ class JobResult(IntEnum):
     CANCELLED = 4
 
 
+class AcquireOutcome(IntEnum):
+    """What became of an Acquire.
+
+    GRANTED: pinned. MISSING: some objects are not there; a shorter prefix may be. BUSY: the host tier cannot pin or
+    promote as much now (or serves nobody yet, after its restart). STALE: the request is gone from its slot.
+    """
+
+    GRANTED = 1
+    MISSING = 2
+    BUSY = 3
+    STALE = 4
+
+
 class CacheTier(IntEnum):
     """Where a cached token came from."""
 

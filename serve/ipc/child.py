@@ -45,7 +45,8 @@ class ChildContext:
     """What a child knows from the launcher.
 
     model: `config` (ModelConfig.to_dict), `layout` (page size, groups) and `source` (kind, path, files) as plain data.
-    fds: 'table' (RequestTable), 'listen' (HTTP socket), as available. restarts: earlier lives of this child.
+    fds: 'table' (RequestTable), 'listen' (HTTP socket), 'arena' and 'arena_header' (HostArena), as available.
+    restarts: earlier lives of this child.
     """
 
     role: str

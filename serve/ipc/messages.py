@@ -7,7 +7,7 @@ the slot's is stale and is dropped by whoever receives it.
 
 import msgspec
 
-from serve.types import FinishReason, JobId, JobResult
+from serve.types import AcquireOutcome, FinishReason, JobId, JobResult
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -101,7 +101,8 @@ class Probe(Message):
 class ProbeReply(Message):
     """Bitmaps by state group, one per tier below the device.
 
-    Bit i of `host[g]` (little-endian bytes) is page i of group g.
+    Bit i % 8 of byte i // 8 of `host[g]` is page i of group g. Raw presence: whether a prefix is usable is the ledger's
+    to say.
     """
 
     probe_id: int
@@ -110,7 +111,11 @@ class ProbeReply(Message):
 
 
 class PageRange(msgspec.Struct, frozen=True, array_like=True):
-    """Pages [first, first + count) of one state group; for checkpoints `first` is the boundary's page index."""
+    """Pages [first, first + count) of one state group.
+
+    A checkpoint or tail for boundary L belongs to the page that ends there (`first == L // page_size - 1`) and has that
+    page's name.
+    """
 
     group: str
     first: int
@@ -132,24 +137,32 @@ class Acquire(Message):
 
 
 class AcquireReply(Message):
-    """Host slots by range, in order, with the generations to compare after the copy; or what is missing.
+    """GRANTED: host slots by range, in order, with the generations to compare after the copy.
 
-    Nothing is pinned when something is missing. An object of n slots gives n entries. `promoted`: how many of the
-    objects came from disk.
+    Nothing is pinned otherwise. An object of n slots gives n entries. MISSING names the absent objects. `promoted`: how
+    many of the objects came from disk.
     """
 
     job: JobId
-    slots: list[list[int]]
-    generations: list[list[int]]
-    missing: list[PageRange]
+    outcome: AcquireOutcome
+    slots: list[list[int]] = []
+    generations: list[list[int]] = []
+    missing: list[PageRange] = []
     promoted: int = 0
 
 
 class Begin(Message):
     """The job goes to the workers now.
 
-    From here only all ranks' answers (or the reaping of the engine group) end the lease.
+    From here only all ranks' answers (or the reaping of the engine group) end the lease. Sent before the job, and no
+    later than half of `deadline_s` after the Acquire or Claim was sent.
     """
+
+    job: JobId
+
+
+class LeaseLost(Message):
+    """The answer to a Begin whose lease had ended: cancel the job; its pages are not published."""
 
     job: JobId
 
@@ -164,7 +177,9 @@ class Claim(Message):
     """Give slots to store these objects into (`atomic`: they are published together or not at all).
 
     What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated
-    32-byte names in the order of the ranges) for pages whose request may be gone.
+    32-byte names in the order of the ranges) for pages whose request may be gone; then `parents` has the name of the
+    page before each range (concatenated, the root for a first page) and `root` the root of them all. Room is given by
+    page from the first on: all groups of a page or none. atomic: all that is not there yet, or nothing.
     """
 
     job: JobId
@@ -175,6 +190,8 @@ class Claim(Message):
     deadline_s: float
     atomic: bool = False
     names: bytes = b""
+    parents: bytes = b""
+    root: bytes = b""
 
 
 class ClaimReply(Message):
@@ -264,8 +281,9 @@ class StepResult(Message):
 
 
 class LoadPages(Message):
-    """Copy host slots into device pages on the load path. `pages[i]` of `group` comes from host slot `slots[i]`.
+    """Copy host slots into device pages on the load path. Page `pages[i]` of `group` comes from the next n of `slots`.
 
+    n is the slots that an object of the group takes, in order of its bytes.
     Layers [first_layer, last_layer) only; today always all.
     """
 
@@ -279,7 +297,11 @@ class LoadPages(Message):
 
 
 class StorePages(Message):
-    """Copy device pages out into host slots on the store path, once the plan `after_step` has run."""
+    """Copy device pages out into host slots on the store path, once the plan `after_step` has run.
+
+    `slots` as in LoadPages. A rank writes only while the header's generation is the one given, and refuses (FAILED)
+    generations of an older cache manager than the one that last sent it Resync (`host_arena.manager_of`).
+    """
 
     job: JobId
     group: str
@@ -296,12 +318,17 @@ class CancelJob(Message):
 
 
 class JobAnswer(Message):
-    """The one terminal answer of a rank to a job."""
+    """The one terminal answer of a rank to a job.
+
+    bad_slots: host slots (first slot of each object) whose bytes did not match their checksum although the generation
+    did; the cache manager drops these pages.
+    """
 
     job: JobId
     rank: int
     result: JobResult
     detail: str = ""
+    bad_slots: list[int] = []
 
 
 # --- launcher <-> children, over each child's pipe -------------------------------------------------------------------

@@ -25,6 +25,7 @@ from serve.ipc.messages import (
     ServerDown,
 )
 from serve.ipc.request_table import RequestTable, TableShape
+from serve.launcher.arena import arena_fds, make_arena
 from serve.launcher.child_process import ChildProcess, ChildSpec, ChildStatus
 from serve.launcher.children import Children
 from serve.launcher.engine_group import ENGINE_ROLES, EngineGroup, EngineState
@@ -80,6 +81,7 @@ class Launcher:
             ChildFailed: self._on_failed,
             Progress: self._on_progress,
         }
+        self._arena = make_arena(self._config, launch.model)
         config_json = self._config.model_dump_json().encode()
         model = launch.model.describe(self._config)
         self._children = Children(events, config_json, model, self._on_message, self._on_end)
@@ -98,6 +100,8 @@ class Launcher:
         """Start, serve until SIGINT or SIGTERM, stop in order. Raises LaunchError after killing all children."""
         with ExitStack() as stack:
             stack.callback(self._table.close)
+            if self._arena is not None:
+                stack.callback(self._arena.close)
             stack.callback(self._progress.close)
             control = ControlServer(self._config.run_dir, "control-launcher", self._control_handlers())
             stack.callback(control.close)
@@ -155,7 +159,7 @@ class Launcher:
         threads = self._config.threads_per_worker
         roles = self._launch.roles
         workers = [
-            ChildSpec("worker", rank, epoch, roles["worker"], fds, threads, restarts)
+            ChildSpec("worker", rank, epoch, roles["worker"], fds | arena_fds(self._arena), threads, restarts)
             for rank in range(self._config.serve.tp)
         ]
         return [*workers, ChildSpec("router", 0, epoch, roles["router"], fds, restarts=restarts)]
@@ -165,6 +169,8 @@ class Launcher:
             fds = {"table": self._table.fd}
             if role == "httpserver":
                 fds["listen"] = self._launch.listener.fileno()
+            if role == "cache":
+                fds |= arena_fds(self._arena)
             module = self._launch.roles[role]
             return ChildSpec(role, index, self._engine.epoch, module, fds, restarts=restarts)
 

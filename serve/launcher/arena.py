@@ -1,0 +1,26 @@
+"""Makes the host arena before any child is spawned; it outlives all of them."""
+
+import msgspec
+
+from models.state_layout import StateLayout
+from serve.config import ResolvedConfig
+from serve.errors import LaunchError
+from serve.launcher.model_facts import ModelFacts
+from serve.multi_level_cache.host_arena import ArenaSizeError, HostArena, arena_shape
+from serve.multi_level_cache.object_format import object_formats
+
+
+def make_arena(config: ResolvedConfig, model: ModelFacts) -> HostArena | None:
+    """The arena's segments, without memory yet; None when the CPU cache is off. Raises LaunchError."""
+    if not config.cpu_cache_bytes:
+        return None
+    layout = msgspec.convert(model.describe(config)["layout"], StateLayout)
+    try:
+        return HostArena.create(arena_shape(object_formats(layout), config.cpu_cache_bytes))
+    except (ArenaSizeError, ValueError, OSError) as error:
+        raise LaunchError(f"the CPU cache cannot be made: {error}") from error
+
+
+def arena_fds(arena: HostArena | None) -> dict[str, int]:
+    """Descriptors by the names under which children find them."""
+    return {} if arena is None else {"arena": arena.payload_fd, "arena_header": arena.header_fd}

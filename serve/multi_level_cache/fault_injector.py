@@ -1,0 +1,146 @@
+"""Faults on purpose: delays, failures, losses, flipped bits and hangs at named sites, from one string.
+
+`--fault_inject host.copy_in:bitflip:n=3,disk.read:delay=0.2:p=0.1` flips one bit in what the third copy in brings, and
+makes one read in ten take 0.2 s longer. Pure Python: workers use it in their staging, tiers by `FaultyTier`.
+"""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+SITES = ("host.copy_in", "host.copy_out", "disk.read", "disk.write", "remote.read", "remote.write")
+
+
+class FaultAction(Enum):
+    """DELAY takes its seconds as a value; DROP is a loss that nobody is told of; HANG lasts until `release`."""
+
+    DELAY = "delay"
+    FAIL = "fail"
+    DROP = "drop"
+    BITFLIP = "bitflip"
+    HANG = "hang"
+
+
+class FaultSpecError(ValueError):
+    """The string of `--fault_inject` says something impossible; one line."""
+
+
+class InjectedFaultError(OSError):
+    """What `FAIL` raises."""
+
+
+@dataclass(frozen=True)
+class FaultRule:
+    """One fault at one site. on_call: that call only, from 1; otherwise each call with `rate`."""
+
+    site: str
+    action: FaultAction
+    seconds: float = 0.0
+    rate: float = 1.0
+    on_call: int | None = None
+
+
+def parse_faults(text: str) -> list[FaultRule]:
+    """Rules of `SITE:ACTION[=SECONDS][:n=CALL|:p=RATE]`, separated by commas. Raises FaultSpecError."""
+    return [_parse_rule(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _parse_rule(text: str) -> FaultRule:
+    site, _, rest = text.partition(":")
+    if site not in SITES:
+        raise FaultSpecError(f"fault {text!r}: {site!r} is not one of {', '.join(SITES)}")
+    action_text, *options = rest.split(":")
+    name, _, value = action_text.partition("=")
+    if name not in {action.value for action in FaultAction}:
+        raise FaultSpecError(f"fault {text!r}: {name!r} is not one of {', '.join(each.value for each in FaultAction)}")
+    action = FaultAction(name)
+    if (action is FaultAction.DELAY) != bool(value):
+        raise FaultSpecError(f"fault {text!r}: delay takes seconds (delay=0.2), the other faults take no value")
+    seconds = _number(text, value, 0.0, 86400.0) if value else 0.0
+    if len(options) > 1:
+        raise FaultSpecError(f"fault {text!r}: one of n= and p= at most")
+    rule = FaultRule(site, action, seconds)
+    return _with_option(text, rule, options[0]) if options else rule
+
+
+def _with_option(text: str, rule: FaultRule, option: str) -> FaultRule:
+    name, _, value = option.partition("=")
+    if name == "p":
+        return replace(rule, rate=_number(text, value, 0.0, 1.0))
+    if name != "n":
+        raise FaultSpecError(f"fault {text!r}: {option!r} is neither n=CALL nor p=RATE")
+    call = _number(text, value, 1, 1e12)
+    if call != int(call):
+        raise FaultSpecError(f"fault {text!r}: n= takes a whole number, not {value}")
+    return replace(rule, on_call=int(call))
+
+
+def _number(text: str, value: str, least: float, most: float) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise FaultSpecError(f"fault {text!r}: {value!r} is not a number") from None
+    if not least <= number <= most:
+        raise FaultSpecError(f"fault {text!r}: {value} is not between {least:g} and {most:g}")
+    return number
+
+
+class FaultInjector:
+    """Decides at each call of a site. Any thread may call; `counts` says how often each rule has fired."""
+
+    def __init__(self, rules: Sequence[FaultRule], seed: int = 0) -> None:
+        self._rules = list(rules)
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._calls: Counter[str] = Counter()
+        self._released = threading.Event()
+        self.counts: Counter[str] = Counter()
+
+    def decide(self, site: str) -> FaultRule | None:
+        """Count a call of `site`; the first rule that applies to it."""
+        with self._lock:
+            self._calls[site] += 1
+            for rule in self._rules:
+                if rule.site == site and self._applies(rule):
+                    self.counts[f"{site}:{rule.action.value}"] += 1
+                    return rule
+        return None
+
+    def _applies(self, rule: FaultRule) -> bool:
+        if rule.on_call is not None:
+            return self._calls[rule.site] == rule.on_call
+        return self._random.random() < rule.rate
+
+    def apply(self, site: str, data: np.ndarray | None = None) -> bool:
+        """Let what is decided happen on the calling thread; False when the call is to be dropped.
+
+        data: uint8, writable, already copied: a bit of it flips. Raises InjectedFaultError.
+        """
+        rule = self.decide(site)
+        if rule is None:
+            return True
+        if rule.action is FaultAction.FAIL:
+            raise InjectedFaultError(f"injected at {site}")
+        if rule.action is FaultAction.DELAY:
+            self._released.wait(rule.seconds)
+        elif rule.action is FaultAction.HANG:
+            self._released.wait()
+        elif rule.action is FaultAction.BITFLIP and data is not None:
+            self.flip_bit(data)
+        return rule.action is not FaultAction.DROP
+
+    def flip_bit(self, data: np.ndarray) -> None:
+        """Flip a random bit of uint8 data of any shape."""
+        if data.size:
+            with self._lock:
+                position, bit = self._random.randrange(data.size), self._random.randrange(8)
+            data.reshape(-1)[position] ^= 1 << bit
+
+    def release(self) -> None:
+        """Ends all hangs and delays, those to come too."""
+        self._released.set()

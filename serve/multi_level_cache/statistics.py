@@ -1,0 +1,61 @@
+"""Counters of the host tier, as plain data for the control plane and the metrics."""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve.multi_level_cache.page_state import DropReason
+
+AGE_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
+
+
+class AgeHistogram:
+    """Counts of ages by upper bound in seconds; the last bucket has none."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(AGE_BOUNDS_S) + 1)
+        self.total_s = 0.0
+
+    def observe(self, age_s: float) -> None:
+        """Count one age."""
+        self.counts[bisect_left(AGE_BOUNDS_S, age_s)] += 1
+        self.total_s += age_s
+
+    def as_data(self) -> dict[str, Any]:
+        """Bounds, counts (one more than bounds) and the sum of ages."""
+        return {"bounds_s": list(AGE_BOUNDS_S), "counts": list(self.counts), "total_s": self.total_s}
+
+
+@dataclass
+class CacheStatistics:
+    """What has happened since the start. `events`: counts of unusual things by name, such as late answers."""
+
+    probes: int = 0
+    pages_probed: Counter[str] = field(default_factory=Counter)  # by group
+    pages_hit: Counter[str] = field(default_factory=Counter)  # by group, in the host
+    loads_granted: int = 0
+    loads_refused: Counter[str] = field(default_factory=Counter)  # by outcome
+    bytes_loaded: int = 0
+    bytes_stored: int = 0
+    pages_granted: int = 0
+    pages_refused: int = 0
+    pages_published: int = 0
+    pages_promoted: int = 0
+    pages_persisted: int = 0
+    drops: Counter[str] = field(default_factory=Counter)  # by reason
+    events: Counter[str] = field(default_factory=Counter)
+    eviction_ages: AgeHistogram = field(default_factory=AgeHistogram)
+
+    def count_drop(self, reason: DropReason) -> None:
+        """One object became EMPTY."""
+        self.drops[reason.value] += 1
+
+    def as_data(self) -> dict[str, Any]:
+        """All counters as numbers, dicts and lists."""
+        data: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            data[name] = dict(value) if isinstance(value, Counter) else value
+        data["eviction_ages"] = self.eviction_ages.as_data()
+        data["checksum_failures"] = self.drops[DropReason.CHECKSUM.value]
+        return data
