@@ -18,10 +18,10 @@ def resolved(machine: MachineShape = CPU, model: ModelShape = MODEL, **flags: An
 @pytest.mark.parametrize(
     ("machine", "flags", "expected"),
     [
-        (CPU, {}, {"device": "cpu", "data_type": "float32", "batch_max_tokens": 2048, "chunked_prefill_size": 2048}),
+        (CPU, {}, {"device": "cpu", "data_type": "bfloat16", "batch_max_tokens": 2048, "chunked_prefill_size": 2048}),
         (CUDA, {}, {"device": "cuda", "data_type": "bfloat16", "batch_max_tokens": 8192}),
-        (CUDA, {"device": "cpu"}, {"device": "cpu", "data_type": "float32"}),
-        (CPU, {"data_type": "bfloat16"}, {"data_type": "bfloat16"}),
+        (CUDA, {"device": "cpu"}, {"device": "cpu", "batch_max_tokens": 2048}),
+        (CPU, {"data_type": "float32"}, {"data_type": "float32"}),
         (CPU, {"batch_max_tokens": 100}, {"batch_max_tokens": 100, "chunked_prefill_size": 100}),
         (CPU, {"chunked_prefill_size": 100}, {"batch_max_tokens": 2048, "chunked_prefill_size": 100}),
         (CPU, {"chunked_prefill_size": 5000}, {"batch_max_tokens": 5000, "chunked_prefill_size": 5000}),
@@ -48,7 +48,7 @@ def test_defaults_depend_on_model_and_machine(
     assert {name: getattr(config, name) for name in expected} == expected
 
 
-def test_a_float32_checkpoint_stays_float32_on_a_gpu() -> None:
+def test_a_float32_checkpoint_stays_float32() -> None:
     assert resolved(CUDA, ModelShape(Path("m"), "m", 10, "float32")).data_type == "float32"
 
 
