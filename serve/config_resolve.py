@@ -9,6 +9,8 @@ from serve.errors import ConfigError
 
 CPU_BATCH_TOKENS = 2048
 CUDA_BATCH_TOKENS = 8192
+# A request's row computes this many tokens ahead of the last result; the pool must have room for them.
+TOKENS_AHEAD = 1
 DEFAULT_CPU_CACHE_GIB = 2.0
 # Slots that an HTTP process has beyond what may run and wait, for requests that have ended but still drain.
 SPARE_SLOTS = 16
@@ -73,12 +75,18 @@ def resolve_data_type(serve: ServeConfig, model_dtype: str) -> Literal["bfloat16
 
 
 def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
-    """Prompt and output tokens of one request; the size of the pool may lower a default further."""
+    """Prompt and output tokens of one request: at most the context, and what a pool of a given size can hold."""
+    pool = None if serve.max_total_token_num is None else serve.max_total_token_num - TOKENS_AHEAD
     if serve.max_req_total_len is None:
-        return context_length
+        return context_length if pool is None else max(1, min(context_length, pool))
     if serve.max_req_total_len > context_length:
         raise ConfigError(
             f"--max_req_total_len {serve.max_req_total_len} is above the model's context of {context_length} tokens"
+        )
+    if pool is not None and serve.max_req_total_len > pool:
+        raise ConfigError(
+            f"--max_total_token_num {serve.max_total_token_num} cannot hold one request of "
+            f"--max_req_total_len {serve.max_req_total_len}"
         )
     return serve.max_req_total_len
 
