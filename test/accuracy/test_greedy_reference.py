@@ -99,19 +99,21 @@ def make_prompts(tokenize: Any) -> list[list[int]]:
     return prompts
 
 
-def run_all(server: Any, prompts: list[list[int]], **options: Any) -> list[dict[str, Any]]:
+def run_all(
+    server: Any, prompts: list[list[int]], num_tokens: int = NUM_TOKENS, **options: Any
+) -> list[dict[str, Any]]:
     """All prompts at once; each body's only choice with its usage."""
     options = {"return_token_ids": True, "ignore_eos": True} | options
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
-        bodies = list(pool.map(lambda prompt: server.complete(prompt, NUM_TOKENS, **options), prompts))
+        bodies = list(pool.map(lambda prompt: server.complete(prompt, num_tokens, **options), prompts))
     return [body["choices"][0] | {"usage": body["usage"]} for body in bodies]
 
 
-def check_against(model: Any, prompt: list[int], answer: list[int]) -> None:
-    """Every token of the answer is the reference's best at its position, or ties with it; after a tie nothing is compared."""
-    assert len(answer) == NUM_TOKENS
+def check_against(model: Any, prompt: list[int], answer: list[int], num_tokens: int = NUM_TOKENS) -> None:
+    """Each token of the answer is the reference's best at its position, or ties with it; after a tie nothing is compared."""
+    assert len(answer) == num_tokens
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + answer[:-1]]), logits_to_keep=NUM_TOKENS).logits[0]
+        logits = model(torch.tensor([prompt + answer[:-1]]), logits_to_keep=num_tokens).logits[0]
     best, second = logits.topk(2).values.unbind(-1)
     for position, token in enumerate(answer):
         if token != int(logits[position].argmax()):
@@ -154,14 +156,17 @@ def test_a_device_prefix_hit_gives_the_same_text(served: Any, prompts: Any, cold
 
 
 def test_preemption_in_a_small_pool_gives_the_same_text(start_server: Any, prompts: Any, reference: Any):
-    with start_server("--data_type", "float32", "--max_total_token_num", "4096", "--max_req_total_len", "4000") as server:
-        choices = run_all(server, prompts)
-        client = server.control("router")
+    """Short prompts with long answers: admission expects half of `max_tokens`, all of them are generated."""
+    short = [prompt for prompt in prompts if len(prompt) < 130]
+    num_tokens = 256
+    with start_server("--data_type", "float32", "--max_total_token_num", "1536") as server:
+        choices = run_all(server, short, num_tokens)
+        client = server.control("router-0")
         statistics = client.call("statistics")
         client.close()
-    assert statistics["num_preemptions"] > 0
-    for prompt, choice in zip(prompts, choices, strict=True):
-        check_against(reference, prompt, choice["token_ids"])
+    assert statistics["num_preemptions"] > 0, statistics
+    for prompt, choice in zip(short, choices, strict=True):
+        check_against(reference, prompt, choice["token_ids"], num_tokens)
 
 
 def test_tensor_parallel_2_with_uneven_heads_gives_the_same_text(start_server: Any, prompts: Any, reference: Any):

@@ -1,0 +1,195 @@
+"""The real cache manager process over a real arena: stores, loads, and its own death."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import pytest
+
+from models.state_layout import HitPolicy, Leaf, ShardKind, StateGroup, StateKind, StateLayout
+from serve.config import ResolvedConfig, ServeConfig
+from serve.errors import LaunchError
+from serve.ipc.channel import Inbox, Outbox
+from serve.ipc.control import ControlClient
+from serve.ipc.messages import (
+    Acquire,
+    AcquireReply,
+    Begin,
+    ChildReady,
+    ChildStart,
+    Claim,
+    ClaimReply,
+    EngineUp,
+    JobAnswer,
+    LeaseLost,
+    Message,
+    PageRange,
+    Probe,
+    ProbeReply,
+    Resync,
+    SlotsInUse,
+)
+from serve.ipc.pipe import MessagePipe
+from serve.ipc.request_table import RequestTable, TableShape
+from serve.launcher.arena import arena_fds, make_arena
+from serve.types import JobId, JobResult, SamplingParams
+
+ROOT = Path(__file__).parents[3]
+Reply = TypeVar("Reply", bound=Message)
+NAMES = [bytes([page + 1]) * 32 for page in range(4)]
+RANGE = [PageRange("full", 0, 4)]
+LEAF = Leaf("kv", (0, 1), (2, 64), "float32", ShardKind.HEAD, 2)
+LAYOUT = StateLayout(16, (StateGroup("full", StateKind.FULL, HitPolicy.ALL_PAGES, 16, (LEAF,)),))
+
+
+class Model:
+    """As much of `ModelFacts` as the arena needs."""
+
+    def describe(self, config: ResolvedConfig) -> dict[str, Any]:
+        return {"layout": msgspec.to_builtins(LAYOUT)}
+
+
+def config(run_dir: Path, cache_bytes: int = 4 << 20) -> ResolvedConfig:
+    return ResolvedConfig(
+        serve=ServeConfig(model="m", enable_cpu_cache=True),
+        model_path=Path("m"),
+        model_name="m",
+        run_dir=run_dir,
+        device="cpu",
+        data_type="float32",
+        threads_per_worker=1,
+        max_req_total_len=2048,
+        batch_max_tokens=64,
+        chunked_prefill_size=64,
+        page_size=16,
+        num_slots=4,
+        cpu_cache_bytes=cache_bytes,
+    )
+
+
+class Server:
+    """Launcher, router and worker 0 around the process."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.config = config(run_dir)
+        self.run_dir = run_dir
+        self.table = RequestTable.create(TableShape(4, 2048, 16))
+        arena = make_arena(self.config, Model())  # type: ignore[arg-type]
+        assert arena is not None
+        self.arena = arena
+        self.router, self.worker = Inbox(run_dir, "router.1"), Inbox(run_dir, "worker-0.1")
+        self.start()
+        self.to_cache = Outbox(run_dir, "cache")
+
+    def start(self) -> None:
+        fds = {"table": self.table.fd, **arena_fds(self.arena)}
+        self.pipe, theirs = MessagePipe.pair(5)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "serve.ipc.child", "cache", "0", str(theirs.fileno())],
+                pass_fds=[theirs.fileno(), *fds.values()],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+        model = Model().describe(self.config)
+        self.pipe.send(ChildStart(1, self.config.model_dump_json().encode(), model, fds))
+        assert self.pipe.receive() == [ChildReady("cache", 0, {})]
+        self.pipe.send(EngineUp(1, {}))
+
+    def control(self, method: str) -> Any:
+        client = ControlClient(self.run_dir, "control-cache", timeout_s=20)
+        try:
+            return client.call(method)
+        finally:
+            client.close()
+
+    def wait_until_backed(self) -> None:
+        deadline = time.monotonic() + 20
+        while self.control("status")["backed_slots"] < self.arena.shape.num_slots:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def ask(self, message: Message, kind: type[Reply]) -> Reply:
+        self.to_cache.send(message)
+        reply = receive(self.router)
+        assert isinstance(reply, kind)
+        return reply
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for box in (self.to_cache, self.router, self.worker):
+            box.close()
+
+
+@pytest.fixture
+def server(run_dir: Path) -> Iterator[Server]:
+    running = Server(run_dir)
+    yield running
+    running.close()
+
+
+def receive(inbox: Inbox) -> Message:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if messages := inbox.receive(0.5):
+            (message,) = messages
+            return message
+    pytest.fail("nothing came")
+
+
+def test_pages_are_stored_loaded_and_lost_with_the_manager(server: Server) -> None:
+    server.wait_until_backed()
+    prompt = np.zeros(70, np.uint32)
+    generation = server.table.fill(2, prompt, SamplingParams(max_tokens=1), b"r" * 32, NAMES)
+    store, load, running = JobId(1, 1), JobId(1, 2), JobId(1, 3)
+    claimed = server.ask(Claim(store, 2, generation, RANGE, 1, 10.0), ClaimReply)
+    assert len(claimed.granted) == 4
+    assert server.arena.name[claimed.granted[1][2][0]].tobytes() == NAMES[1]
+    server.to_cache.send(Begin(store))
+    server.to_cache.send(JobAnswer(store, 0, JobResult.DONE))
+    assert server.ask(Probe(1, 2, generation, 4), ProbeReply).host == {"full": b"\x0f"}
+    granted = server.ask(Acquire(load, 2, generation, RANGE, 1, 10.0), AcquireReply)
+    assert granted.slots == [[slots[0] for _, _, slots, _ in claimed.granted]]
+    server.to_cache.send(Begin(load))
+    server.to_cache.send(JobAnswer(load, 0, JobResult.DONE))
+    assert server.control("check") == []
+    assert server.control("status")["has_torch"] is False
+
+    server.process.kill()
+    server.process.wait()
+    server.start()
+    resync = receive(server.worker)
+    assert isinstance(resync, Resync)
+    used = granted.slots[0]
+    claim = Claim(JobId(1, 4), 2, generation, RANGE, 1, 10.0)
+    assert server.ask(claim, ClaimReply).num_refused == 4, "nothing before the workers have told"
+    server.to_cache.send(SlotsInUse(resync.nonce, 0, [running], used))
+    server.wait_until_backed()
+    again = server.ask(claim, ClaimReply)
+    assert not {slots[0] for _, _, slots, _ in again.granted} & set(used)
+    assert server.ask(Begin(running), LeaseLost).job == running
+    server.to_cache.send(JobAnswer(running, 0, JobResult.DONE))
+    assert server.control("statistics")["slots"]["blocked"] == 0
+    assert server.control("check") == []
+
+
+def test_a_claim_lapses_without_a_message(server: Server) -> None:
+    server.wait_until_backed()
+    generation = server.table.fill(2, np.zeros(70, np.uint32), SamplingParams(max_tokens=1), b"r" * 32, NAMES)
+    assert server.ask(Claim(JobId(1, 1), 2, generation, RANGE, 1, 0.2), ClaimReply).granted
+    deadline = time.monotonic() + 10
+    while server.control("statistics")["slots"]["filling"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_arena_too_small_for_the_model_stops_the_start(run_dir: Path) -> None:
+    with pytest.raises(LaunchError, match="too small"):
+        make_arena(config(run_dir, 1000), Model())  # type: ignore[arg-type]
+    assert make_arena(config(run_dir, 0), Model()) is None  # type: ignore[arg-type]
