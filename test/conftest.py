@@ -120,11 +120,17 @@ def free_port() -> int:
 @contextlib.contextmanager
 def serve(tmp_path: Path, model: str, *flags: str, **environment: str) -> Iterator[Server]:
     """`varve serve MODEL FLAGS` on a free port; ready when entered, stopped cleanly when left."""
-    port, run_dir, log_path = free_port(), Path(f"/tmp/varve-test-{os.getpid()}-{time.monotonic_ns() % 10**9}"), tmp_path / "log"
+    port, run_dir, log_path = (
+        free_port(),
+        Path(f"/tmp/varve-test-{os.getpid()}-{time.monotonic_ns() % 10**9}"),
+        tmp_path / "log",
+    )
     command = [sys.executable, "-m", "serve.cli", "serve", model, "--port", str(port), "--run_dir", str(run_dir)]
     command += ["--admin_api_key", "test-admin-key", *flags]
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment
+        )
     server = Server(process, f"http://127.0.0.1:{port}", run_dir, log_path, model)
     try:
         server.wait_until_ready()
@@ -143,7 +149,9 @@ def serve(tmp_path: Path, model: str, *flags: str, **environment: str) -> Iterat
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., contextlib.AbstractContextManager[Server]]:
     """Start a server: `with start_server("--tp", "2", model=...) as server`."""
 
-    def start(*flags: str, model: str = "smollm2-135m", **environment: str) -> contextlib.AbstractContextManager[Server]:
+    def start(
+        *flags: str, model: str = "smollm2-135m", **environment: str
+    ) -> contextlib.AbstractContextManager[Server]:
         return serve(tmp_path_factory.mktemp("server"), model, *flags, **environment)
 
     return start

@@ -190,7 +190,9 @@ class ThreadTeam:
         wake = ctypes.c_int32.from_address(self._block + _WAKE)
         wake.value += 1
         futex = _FUTEX_SYSCALL[platform.machine()]
-        libc.syscall(ctypes.c_long(futex), ctypes.c_void_p(self._block + _WAKE), ctypes.c_long(1 | 128), ctypes.c_long(64))
+        libc.syscall(
+            ctypes.c_long(futex), ctypes.c_void_p(self._block + _WAKE), ctypes.c_long(1 | 128), ctypes.c_long(64)
+        )
         for thread in self._threads:
             libc.pthread_join(thread, None)
         self._threads.clear()

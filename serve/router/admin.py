@@ -9,7 +9,7 @@ from serve.types import RequestStatus
 
 
 class RouterAdmin:
-    """What `control-router-0` exposes. Called on the router's thread, between turns."""
+    """What `control-router` exposes. Called on the router's thread, between turns."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

@@ -57,9 +57,7 @@ class RouterProcess:
         cache = CacheClient(self._mail.to_cache if has_cache else None, ProbePolicy())
         self.router = Router(self._settings, self._table, self._mail, cache, time.monotonic, time.thread_time)
         self._mail.statistics = self.router.statistics
-        self._control = ControlServer(
-            context.run_dir, f"control-router-{context.index}", RouterAdmin(self.router).handlers()
-        )
+        self._control = ControlServer(context.run_dir, "control-router", RouterAdmin(self.router).handlers())
         self._inbox.add_wakeup(self._parent.fileno())
         self._inbox.add_wakeup(self._control.fileno())
         self._stop_at: float | None = None

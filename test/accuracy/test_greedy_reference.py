@@ -151,7 +151,9 @@ def test_a_device_prefix_hit_gives_the_same_text(served: Any, prompts: Any, cold
     warm = run_all(served, prompts)
     for prompt, first, second in zip(prompts, cold, warm, strict=True):
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == (len(prompt) - 1) // 64 * 64
-        assert second["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]["device"] == (len(prompt) - 1) // 64 * 64
+        assert (
+            second["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]["device"] == (len(prompt) - 1) // 64 * 64
+        )
         assert second["token_ids"] == first["token_ids"]
 
 
@@ -161,7 +163,7 @@ def test_preemption_in_a_small_pool_gives_the_same_text(start_server: Any, promp
     num_tokens = 256
     with start_server("--data_type", "float32", "--max_total_token_num", "1536") as server:
         choices = run_all(server, short, num_tokens)
-        client = server.control("router-0")
+        client = server.control("router")
         statistics = client.call("statistics")
         client.close()
     assert statistics["num_preemptions"] > 0, statistics

@@ -48,9 +48,7 @@ def test_linear_residual(backend: CpuBackend, generator: torch.Generator, dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_linear_leaves_its_input(
-    backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype
-) -> None:
+def test_norm_linear_leaves_its_input(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype) -> None:
     for num_tokens, k, n in cases(backend):
         weight, norm = randn(generator, n, k, dtype=dtype), randn(generator, k, dtype=dtype)
         x = randn(generator, num_tokens, k, dtype=dtype)

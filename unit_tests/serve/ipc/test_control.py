@@ -18,7 +18,7 @@ class Owner:
     def __init__(self, run_dir: Path) -> None:
         self.threads: list[int] = []
         self.server = ControlServer(
-            run_dir, "control-router-0", {"status": self.status, "echo": self.echo, "fail": self.fail, "odd": object}
+            run_dir, "control-router", {"status": self.status, "echo": self.echo, "fail": self.fail, "odd": object}
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -53,7 +53,7 @@ def owner(run_dir: Path) -> Iterator[Owner]:
 
 
 def test_a_call_runs_on_the_owners_thread_and_gives_plain_data(owner: Owner, run_dir: Path) -> None:
-    client = ControlClient(run_dir, "control-router-0")
+    client = ControlClient(run_dir, "control-router")
     assert client.call("status") == {"pages": {1: 2, "free": [1, 2.5, None, b"raw"]}}
     assert client.call("echo", value=[1, "two"]) == [1, "two"]
     assert owner.threads == [owner.ident]
@@ -72,7 +72,7 @@ def test_a_call_runs_on_the_owners_thread_and_gives_plain_data(owner: Owner, run
 def test_failures_come_back_as_one_line(
     owner: Owner, run_dir: Path, method: str, arguments: dict[str, Any], message: str
 ) -> None:
-    client = ControlClient(run_dir, "control-router-0")
+    client = ControlClient(run_dir, "control-router")
     with pytest.raises(ControlError, match=message) as caught:
         client.call(method, **arguments)
     assert "\n" not in str(caught.value)
@@ -101,15 +101,15 @@ def test_a_busy_owner_is_an_error_and_the_late_call_never_runs(run_dir: Path) ->
 
 def test_a_peer_that_never_answers_is_an_error(run_dir: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(run_dir / "control-router-0.sock"))
+    listener.bind(str(run_dir / "control-router.sock"))
     listener.listen()
     with pytest.raises(ControlError, match="did not answer"):
-        ControlClient(run_dir, "control-router-0", timeout_s=0.1).call("status")
+        ControlClient(run_dir, "control-router", timeout_s=0.1).call("status")
     listener.close()
 
 
 def test_a_client_finds_a_restarted_peer(run_dir: Path) -> None:
-    client = ControlClient(run_dir, "control-router-0")
+    client = ControlClient(run_dir, "control-router")
     for _ in range(2):
         owner = Owner(run_dir)
         deadline = time.monotonic() + 5
@@ -126,7 +126,7 @@ def test_a_client_finds_a_restarted_peer(run_dir: Path) -> None:
 
 
 def test_nothing_but_the_one_method_is_reachable(owner: Owner, run_dir: Path) -> None:
-    connection = rpyc.utils.factory.unix_connect(str(run_dir / "control-router-0.sock"), config=dict(PROTOCOL))
+    connection = rpyc.utils.factory.unix_connect(str(run_dir / "control-router.sock"), config=dict(PROTOCOL))
     root = connection.root
     for target, name in (
         (root, "_submit"),
@@ -147,7 +147,7 @@ def test_closing_under_a_connected_client_is_quiet(run_dir: Path, caplog: pytest
     try:
         for _ in range(5):
             owner = Owner(run_dir)
-            client = ControlClient(run_dir, "control-router-0")
+            client = ControlClient(run_dir, "control-router")
             client.call("status")
             owner.stop()
             owner.server.close()

@@ -139,7 +139,7 @@ def test_a_request_runs_through_the_process(child: RouterChild):
 
 
 def test_the_control_plane_answers_between_turns(child: RouterChild):
-    control = ControlClient(child.run_dir, "control-router-0")
+    control = ControlClient(child.run_dir, "control-router")
     assert control.call("status")["is_up"] is False
     child.pipe.send(EngineUp(EPOCH, INFO))
     child.submit(prompt_of(50), max_tokens=4)
