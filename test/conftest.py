@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from serve.ipc.control import ControlClient
+from serve.ipc.control import ControlClient, ControlError
 
 ROOT = Path(__file__).resolve().parents[1]
 START_DEADLINE_S = 120.0
@@ -86,9 +86,11 @@ class Server:
             client = self.control("router")
             try:
                 status = client.call("status")
+            except ControlError:
+                continue  # it is being restarted
             finally:
                 client.close()
-            if status.get("is_idle"):
+            if status["is_up"] and not status["num_requests"] and not status["num_plans_in_flight"]:
                 return status
             time.sleep(0.05)
         pytest.fail(f"not idle after {deadline_s} s: {status}")

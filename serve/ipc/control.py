@@ -5,8 +5,10 @@ method is exposed, and only bytes cross the wire (msgpack of plain data), so no 
 """
 
 import logging
+import os
 import queue
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -60,6 +62,11 @@ class _Call:
     reply: Future[bytes]
 
 
+def _process_facts() -> dict[str, Any]:
+    """Of the serving process: its pid, and whether torch was ever imported there."""
+    return {"pid": os.getpid(), "has_torch": "torch" in sys.modules}
+
+
 class _Service(rpyc.Service):  # type: ignore[misc]
     """The one object that clients reach."""
 
@@ -81,12 +88,15 @@ class _Server(ThreadedServer):  # type: ignore[misc]
 
 
 class ControlServer:
-    """Serves `handlers` (name -> function of keyword arguments giving plain data: numbers, strings, lists, dicts)."""
+    """Serves `handlers` (name -> function of keyword arguments giving plain data: numbers, strings, lists, dicts).
+
+    Every server also answers `process`: facts about the process that it runs in.
+    """
 
     def __init__(self, run_dir: Path, name: str, handlers: dict[str, Callable[..., Any]]) -> None:
         """name: of the socket, `control-ROLE-INDEX`. Raises SocketPathError, or OSError when the directory is gone."""
         self.name = name
-        self._handlers = handlers
+        self._handlers = {"process": _process_facts, **handlers}
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._wakeup = Wakeup()
         self._path = socket_path(run_dir, name)

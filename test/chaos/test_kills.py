@@ -81,7 +81,7 @@ def test_torch_is_in_the_workers_only(served: Any):
     for role in ("httpserver", "router", "cache"):
         assert not maps_torch(served.child(role).pid), role
     assert not maps_torch(served.process.pid)
-    for name in ("router", "cache"):
+    for name, has_torch in (("launcher", False), ("router", False), ("cache", False), ("worker-0", True)):
         client = served.control(name)
-        assert client.call("status")["has_torch"] is False
+        assert client.call("process")["has_torch"] is has_torch, name
         client.close()
