@@ -58,20 +58,6 @@ def wait_for_an_answer(server: Any, since: float) -> float:
     pytest.fail("the server does not serve again")
 
 
-@pytest.mark.parametrize("role", ["worker", "httpserver", "router"])
-def test_a_killed_process_costs_its_requests_an_error_and_nothing_more(served: Any, role: str):
-    killed, ends = asyncio.run(kill_under_load(served, role))
-    assert len(ends) == NUM_STREAMS
-    assert max(at for at, _ in ends) - killed < END_DEADLINE_S, ends
-    assert wait_for_an_answer(served, killed) < SERVE_DEADLINE_S
-    served.wait_until_idle()
-
-
-def test_the_cache_manager_killed_costs_nothing_at_all(served: Any):
-    served.child("cache").kill()
-    assert served.complete("The capital of France is", 8)["usage"]["completion_tokens"] == 8
-
-
 def test_torch_is_in_the_workers_only(served: Any):
     def maps_torch(pid: int) -> bool:
         with open(f"/proc/{pid}/maps") as maps:
@@ -85,3 +71,17 @@ def test_torch_is_in_the_workers_only(served: Any):
         client = served.control(name)
         assert client.call("process")["has_torch"] is has_torch, name
         client.close()
+
+
+@pytest.mark.parametrize("role", ["worker", "httpserver", "router"])
+def test_a_killed_process_costs_its_requests_an_error_and_nothing_more(served: Any, role: str):
+    killed, ends = asyncio.run(kill_under_load(served, role))
+    assert len(ends) == NUM_STREAMS
+    assert max(at for at, _ in ends) - killed < END_DEADLINE_S, ends
+    assert wait_for_an_answer(served, killed) < SERVE_DEADLINE_S
+    served.wait_until_idle()
+
+
+def test_the_cache_manager_killed_costs_nothing_at_all(served: Any):
+    served.child("cache").kill()
+    assert served.complete("The capital of France is", 8)["usage"]["completion_tokens"] == 8

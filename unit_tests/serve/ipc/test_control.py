@@ -64,7 +64,7 @@ def test_a_call_runs_on_the_owners_thread_and_gives_plain_data(owner: Owner, run
     ("method", "arguments", "message"),
     [
         ("fail", {}, "KeyError: 'no.*such page'"),
-        ("missing", {}, "has no method 'missing', it has: echo, fail, odd, status"),
+        ("missing", {}, "has no method 'missing', it has: echo, fail, odd, process, status"),
         ("echo", {"wrong": 1}, "unexpected keyword argument 'wrong'"),
         ("odd", {}, "object"),
     ],
