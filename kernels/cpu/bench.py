@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu.backend import CpuBackend
+from kernels.cpu.memory import empty_huge
 from kernels.interface import AttentionBatch
 
 
@@ -51,17 +52,20 @@ class BenchModel:
             (2 * s.inner, s.hidden),
             (s.hidden, s.inner),
         ]
+        self._memory = empty_huge((s.layer_weights * s.num_layers + s.vocab * s.hidden,), dtype)
+        self._used = 0
         self.layers = [[self._weight(*size) for size in sizes] for _ in range(s.num_layers)]
         self.head = self._weight(s.vocab, s.hidden)
         self.norm = torch.ones(s.hidden, dtype=dtype)
         angles = torch.rand(8192, s.head_dim // 2)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
-        self.pool = torch.zeros(
-            (num_pages, s.num_kv_heads, s.num_layers, 2, s.page_size, s.head_dim), dtype=dtype
-        ).normal_()
+        pool_shape = (num_pages, s.num_kv_heads, s.num_layers, 2, s.page_size, s.head_dim)
+        self.pool = empty_huge(pool_shape, dtype).normal_()
 
     def _weight(self, rows: int, columns: int) -> torch.Tensor:
-        return (torch.randn(rows, columns) / columns**0.5).to(self.dtype)
+        weight = self._memory[self._used : self._used + rows * columns].view(rows, columns)
+        self._used += rows * columns
+        return weight.normal_(std=columns**-0.5)
 
     def batch(self, contexts: list[int], queries: list[int]) -> AttentionBatch:
         page = self.shape.page_size

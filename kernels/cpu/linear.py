@@ -22,8 +22,8 @@ LINEAR_ARGS = (
     "out",
     "bias",  # 0: none
     "num_tokens",
-    "k",
     "n",  # rows of weight; of one half in gate-up mode
+    "k",
     "rows_per_chunk",
     "source",  # what the prologue reads: rows [T, K]
     "normed",  # where the prologue puts normalised rows [T, K]
@@ -197,15 +197,23 @@ def _dot_finish(block: Block, tiles: list[Value], row: Value, mask: Value | None
 # lanes
 
 
-def packed_tokens(target: Target, num_tokens: int) -> int:
-    """Tokens of the packed activations: whole vectors."""
-    return -(-num_tokens // target.lanes) * target.lanes
-
-
 def lanes_groups(target: Target, num_tokens: int) -> int:
-    """Vectors of tokens that one register block takes."""
-    vectors = packed_tokens(target, num_tokens) // target.lanes
-    return vectors if vectors <= (3 if target.lanes == 16 else 2) else 2
+    """Vectors of tokens in a tile, which is what one register block takes: the choice that pads least."""
+    choices = (3, 2, 1) if target.lanes == 16 else (2, 1)
+    vectors = -(-num_tokens // target.lanes)
+    if vectors <= choices[0]:
+        return vectors
+    return min(choices[:2], key=lambda groups: (-(-vectors // groups) * groups, -groups))
+
+
+def num_tiles(target: Target, num_tokens: int) -> int:
+    """Tiles of the packed activations."""
+    return -(-num_tokens // (lanes_groups(target, num_tokens) * target.lanes))
+
+
+def packed_bytes(target: Target, num_tokens: int, k: int) -> int:
+    """Bytes of the packed activations: whole tiles of 32-bit words, K rounded up to pairs."""
+    return num_tiles(target, num_tokens) * lanes_groups(target, num_tokens) * target.lanes * (k + 1) * 4
 
 
 def build_lanes(target: Target, name: str) -> Function:
@@ -213,30 +221,29 @@ def build_lanes(target: Target, name: str) -> Function:
     epilogue, groups, k, is_bf16 = parse_name(name)
     f, e, lanes = Function(name.replace("-", "_"), 2), Element(target, is_bf16), target.lanes
     a = Arguments(f, LINEAR_ARGS)
-    padded = (a.num_tokens + (lanes - 1)) // lanes * lanes
     tile = f.stack(groups * lanes * lanes * 4)
-
-    def emit(block: Block, row: Value) -> None:
-        with f.loop(0, padded, lanes * groups) as token:
-            _lanes_finish(block, _lanes_block(block, row, padded, token), tile, token, row)
-
-    _emit_rows(Block(f, e, a, lanes_shape(target, epilogue, groups), k, epilogue), f.args[1], emit)
+    block = Block(f, e, a, lanes_shape(target, epilogue, groups), k, epilogue)
+    # Tiles outside: the chunk's weights stay in the second-level cache, and results go to few pages at a time.
+    with f.loop(0, a.num_tokens, lanes * groups) as token:
+        _emit_rows(
+            block, f.args[1], lambda part, row: _lanes_finish(part, _lanes_block(part, row, token), tile, token, row)
+        )
     return f
 
 
-def _lanes_block(block: Block, row: Value, padded: Value, token: Value) -> list[list[Value]]:
-    """Sums [weight row][group of tokens]. A group past the end is the last one again rather than a branch."""
+def _lanes_block(block: Block, row: Value, token: Value) -> list[list[Value]]:
+    """Sums [weight row][group of tokens] of the tile that begins at a token."""
     f, e = block.f, block.e
-    lanes, weights = e.target.lanes, block.row_addresses(row)
-    groups = [f.minimum(token + i * lanes, padded - lanes) for i in range(block.shape.columns)]
-    inputs = [block.a.x + group * 4 for group in groups]
-    sums = [[f.var(zeros(f, lanes)) for _ in groups] for _ in weights]
+    lanes, columns, weights = e.target.lanes, block.shape.columns, block.row_addresses(row)
+    base = block.a.x + token * (-(-block.k // e.pack) * 4)
+    inputs = [base + i * lanes * 4 for i in range(columns)]
+    sums = [[f.var(zeros(f, lanes)) for _ in inputs] for _ in weights]
 
     def accumulate(word: Value, factors_at: Callable[[Value], tuple[Value, ...]]) -> None:
-        columns = [e.operands(f, e.load_block(f, address + word * (padded * 4))) for address in inputs]
+        blocks = [e.operands(f, e.load_block(f, address + word * (columns * lanes * 4))) for address in inputs]
         for address, row_sums in zip(weights, sums, strict=True):
             factors = factors_at(address + word * 4)
-            for column, total in zip(columns, row_sums, strict=True):
+            for column, total in zip(blocks, row_sums, strict=True):
                 total.set(e.multiply_add(f, total.get(), column, factors))
 
     def accumulate_words(first: Value | int, last: Value | int) -> None:
@@ -280,50 +287,52 @@ def _lanes_finish(block: Block, sums: list[list[Value]], tile: Value, token: Val
 
 
 def build_norm_prologue(target: Target, name: str) -> Function:
-    """normed = rms_norm(source, norm_weight), row by row."""
-    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
-    _emit_norm(f, e, Arguments(f, LINEAR_ARGS))
-    return f
-
-
-def build_pack_prologue(target: Target, name: str) -> Function:
-    """x = packed source."""
+    """normed = rms_norm(source, norm_weight), row by row, for the dot kernel."""
     f, e = Function(name, 1), Element(target, name.endswith("bf16"))
     a = Arguments(f, LINEAR_ARGS)
-    _emit_pack(f, e, a, a.source)
+    _emit_norm(f, e, a, f.const(0), a.num_tokens)
     return f
 
 
-def build_norm_pack_prologue(target: Target, name: str) -> Function:
-    """normed = rms_norm(source, norm_weight); x = packed normed."""
-    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
+def build_pack(target: Target, name: str) -> Function:
+    """Chunk: one tile of x = packed source, normalised first in its place in `normed` if there is a norm.
+
+    Name: pack-<groups>-<dtype>.
+    """
+    _, groups, code = name.split("-")
+    f, e = Function(name.replace("-", "_"), 2), Element(target, code == "bf16")
     a = Arguments(f, LINEAR_ARGS)
-    _emit_norm(f, e, a)
-    _emit_pack(f, e, a, a.normed)
+    size = int(groups) * target.lanes
+    first = f.args[1] * size
+    source = f.var(a.source)
+    with f.if_(a.norm_weight > 0):
+        _emit_norm(f, e, a, first, f.minimum(first + size, a.num_tokens))
+        source.set(a.normed)
+    _emit_pack_tile(f, e, a, source.get(), first, size)
     return f
 
 
-def _emit_norm(f: Function, e: Element, a: Arguments) -> None:
+def _emit_norm(f: Function, e: Element, a: Arguments, first: Value, last: Value) -> None:
     eps = a.float("eps")
-    with f.loop(0, a.num_tokens) as token:
+    with f.loop(first, last) as token:
         offset = token * a.k * e.size
         emit_norm_row(f, e, a.source + offset, a.norm_weight, a.normed + offset, a.k, eps)
 
 
-def _emit_pack(f: Function, e: Element, a: Arguments, source: Value) -> None:
-    """[T, K] to [K / pack][padded T][pack], squares of 32-bit words at a time; tokens past the end repeat the last."""
+def _emit_pack_tile(f: Function, e: Element, a: Arguments, source: Value, first: Value, size: int) -> None:
+    """Rows [first, first + size) to [K / pack][size][pack], squares of words at a time; the last row pads the tile."""
     lanes = e.target.lanes
-    padded = (a.num_tokens + (lanes - 1)) // lanes * lanes
     whole = a.k - a.k % e.block
-    with f.loop(0, padded, lanes) as token:
-        rows = [source + f.minimum(token + i, a.num_tokens - 1) * (a.k * e.size) for i in range(lanes)]
+    tile = a.x + first * ((a.k + (e.pack - 1)) // e.pack * 4)
+    with f.loop(0, size, lanes) as place:
+        rows = [source + f.minimum(first + place + i, a.num_tokens - 1) * (a.k * e.size) for i in range(lanes)]
         with f.loop(0, whole, e.block) as k:
             blocks = [f.bitcast(e.load_block(f, row + k * e.size), vector(lanes, I32)) for row in rows]
             for word, column in enumerate(transpose(f, blocks)):
-                f.store(column, a.x + ((k // e.pack + word) * padded + token) * 4)
+                f.store(column, tile + ((k // e.pack + word) * size + place) * 4)
         with f.loop(whole, a.k, e.pack) as k:
             for lane, row in enumerate(rows):
-                f.store(_word_at(f, e, row, k, a.k), a.x + (k // e.pack * padded + token + lane) * 4)
+                f.store(_word_at(f, e, row, k, a.k), tile + (k // e.pack * size + place + lane) * 4)
 
 
 def _word_at(f: Function, e: Element, row: Value, k: Value, size: Value) -> Value:

@@ -20,6 +20,11 @@ class NormOps:
         rows = max(self._runtime.chunk_size(num_rows, 1), -(-_MIN_CHUNK_BYTES // max(row_bytes, 1)))
         return rows, -(-num_rows // rows)
 
+    def compile(self, bf16: bool) -> None:
+        code = "bf16" if bf16 else "f32"
+        self._runtime.kernel(f"rms_norm_{code}", build_rms_norm)
+        self._runtime.kernel(f"silu_and_mul_{code}", build_silu_and_mul)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., H] normalised over its last dimension, a fresh tensor."""
         x = x.contiguous()
@@ -32,13 +37,7 @@ class NormOps:
             self._runtime.kernel(f"rms_norm_{code}", build_rms_norm),
             0,
             chunks,
-            x.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            num_rows,
-            size,
-            rows,
-            float_bits(eps),
+            (x.data_ptr(), weight.data_ptr(), out.data_ptr(), num_rows, size, rows, float_bits(eps)),
         )
         return out
 
@@ -53,9 +52,5 @@ class NormOps:
             self._runtime.kernel(f"silu_and_mul_{code}", build_silu_and_mul),
             0,
             chunks,
-            gate_up.data_ptr(),
-            out.data_ptr(),
-            num_rows,
-            size,
-            rows,
+            (gate_up.data_ptr(), out.data_ptr(), num_rows, size, rows),
         )

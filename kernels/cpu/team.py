@@ -14,6 +14,7 @@ import ctypes
 import os
 import platform
 import weakref
+from functools import lru_cache
 
 from kernels.cpu.ir import I32, I64, Function, Value
 from kernels.cpu.jit import Compiler, Target, as_python_function
@@ -164,6 +165,7 @@ class ThreadTeam:
         self._block = (ctypes.addressof(self._memory) + 63) // 64 * 64
         if num_threads > 1:
             self._start(compiler.address("worker", build_worker))
+            _register_exit()
             _teams.add(self)
 
     def _start(self, worker: int) -> None:
@@ -215,5 +217,7 @@ def _forget_all() -> None:
         team.forget()
 
 
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_all)
+@lru_cache
+def _register_exit() -> None:
+    atexit.register(_close_all)
+    os.register_at_fork(after_in_child=_forget_all)
