@@ -6,6 +6,10 @@ D head dimension, P page size. The "model dtype" is bfloat16 or float32 on the C
 
 A caller may pass any T >= 1; a backend may choose a kernel by T only among kernels that read bit-equal weights.
 Outputs are fresh tensors unless a method says that it writes in place.
+
+The residual stream (what `embedding` gives, `norm_*` and `logits` read and `linear_residual` adds to) has a dtype that the
+backend chooses, at least as wide as the model's. The CPU keeps it in float32: rounding it to bfloat16 at each of a deep
+model's additions costs more accuracy than all other roundings together.
 """
 
 from abc import ABC, abstractmethod
@@ -44,7 +48,7 @@ class KernelBackend(ABC):
 
     @abstractmethod
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Rows of `table` [V, H] for `token_ids` int64 [T] -> [T, H]."""
+        """Rows of `table` [V, H] for `token_ids` int64 [T] -> the residual stream [T, H]."""
 
     @abstractmethod
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -58,7 +62,8 @@ class KernelBackend(ABC):
 
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm over the last dimension of x [..., H], statistics in float32 (Zhang and Sennrich 2019)."""
+        """RMSNorm over the last dimension of x [..., H] (the stream, or the model dtype), statistics in float32 (Zhang and
+        Sennrich 2019) -> [..., H] of weight's dtype."""
 
     @abstractmethod
     def norm_linear(
@@ -69,7 +74,11 @@ class KernelBackend(ABC):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """linear(rms_norm(x, norm_weight, eps), weight, bias); x [T, H] is left as it is -> [T, N]."""
+        """linear(rms_norm(x, norm_weight, eps), weight, bias); the stream x [T, H] is left as it is -> [T, N]."""
+
+    def logits(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, head: torch.Tensor) -> torch.Tensor:
+        """norm_linear(x, norm_weight, eps, head) in float32: stream rows x [R, H], head [V, H] -> [R, V]."""
+        return self.norm_linear(x, norm_weight, eps, head).float()
 
     @abstractmethod
     def norm_gate_up(

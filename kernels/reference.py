@@ -36,7 +36,7 @@ class ReferenceBackend(KernelBackend):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = _wide(x)
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return (wide * scale * weight.to(wide.dtype)).to(x.dtype)
+        return (wide * scale * weight.to(wide.dtype)).to(weight.dtype)
 
     def norm_linear(
         self,

@@ -30,9 +30,9 @@ class CpuBackend(KernelBackend):
     ) -> None:
         self._runtime = Runtime(num_threads if num_threads is not None else torch.get_num_threads(), instruction_set)
         self._norms = NormOps(self._runtime)
-        self._linear, self._residual, self._gate_up = (
+        self._linear, self._residual, self._gate_up, self._logits = (
             LinearOp(self._runtime, self._norms, epilogue, max_own_tokens)
-            for epilogue in (Epilogue.STORE, Epilogue.RESIDUAL, Epilogue.GATE_UP)
+            for epilogue in (Epilogue.STORE, Epilogue.RESIDUAL, Epilogue.GATE_UP, Epilogue.LOGITS)
         )
         self._attention = AttentionOps(self._runtime)
 
@@ -47,7 +47,7 @@ class CpuBackend(KernelBackend):
     def warmup(self, dtype: torch.dtype, shapes: WarmupShapes, progress: Progress | None = None) -> None:
         """Compile all that a model of these shapes needs, so that no step waits for it. May run on another thread,
         beside the loading of weights; `progress(done, total)` is called from that thread."""
-        linears = (self._linear, self._residual, self._gate_up)
+        linears = (self._linear, self._residual, self._gate_up, self._logits)
         max_groups = lanes_groups(self._runtime.target, 3 * self._runtime.target.lanes)
         compile_all(linears, self._attention, self._norms, max_groups, dtype, shapes, progress)
 
@@ -56,10 +56,10 @@ class CpuBackend(KernelBackend):
         self._runtime.close()
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return table.index_select(0, token_ids)
+        return table.index_select(0, token_ids).float()
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
         self._linear.run(x, weight, out, bias)
         return out
 
@@ -79,14 +79,19 @@ class CpuBackend(KernelBackend):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
         self._linear.run(x, weight, out, bias, norm_weight, eps)
+        return out
+
+    def logits(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, head: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((x.shape[0], head.shape[0]), dtype=torch.float32)
+        self._logits.run(x, head, out, None, norm_weight, eps)
         return out
 
     def norm_gate_up(
         self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up_weight: torch.Tensor
     ) -> torch.Tensor:
-        out = torch.empty((x.shape[0], gate_up_weight.shape[0] // 2), dtype=x.dtype)
+        out = torch.empty((x.shape[0], gate_up_weight.shape[0] // 2), dtype=gate_up_weight.dtype)
         self._gate_up.run(x, gate_up_weight, out, None, norm_weight, eps)
         return out
 
@@ -122,5 +127,3 @@ class CpuBackend(KernelBackend):
         down_weights: torch.Tensor,
     ) -> torch.Tensor:
         return moe_mlp(self._gate_up, self._linear, x, expert_ids, expert_weights, gate_up_weights, down_weights)
-
-

@@ -99,7 +99,7 @@ class BenchModel:
             b.linear_residual(attended.flatten(1), o_weight, x)
             b.linear_residual(b.norm_gate_up(x, self.norm, 1e-5, gate_up_weight), down_weight, x)
         last = x[batch.query_starts[1:].long() - 1]
-        return b.norm_linear(last, self.norm, 1e-5, self.head)
+        return b.logits(last, self.norm, 1e-5, self.head)
 
     def runner(self, contexts: list[int], queries: list[int]) -> Callable[[], None]:
         batch = self.batch(contexts, queries)

@@ -37,7 +37,8 @@ class Epilogue(enum.Enum):
     """What becomes of the products."""
 
     STORE = "store"
-    RESIDUAL = "residual"  # added to what `out` holds
+    RESIDUAL = "residual"  # added to what `out` holds, in float32 whatever the model dtype
+    LOGITS = "logits"  # stored in float32
     GATE_UP = "gate_up"  # rows n of weight are gates, rows N + n are ups: silu(gate) * up
 
 
@@ -74,6 +75,12 @@ class Block:
     epilogue: Epilogue
 
     @property
+    def out(self) -> Element:
+        """Elements of `out`: the residual stream and logits are not rounded to the model dtype."""
+        is_wide = self.epilogue in (Epilogue.RESIDUAL, Epilogue.LOGITS)
+        return Element(self.e.target, False) if is_wide else self.e
+
+    @property
     def row_bytes(self) -> int:
         return self.k * self.e.size
 
@@ -96,23 +103,23 @@ class Block:
 
     def finish(self, y: Value, token: Value, row: Value, mask: Value | None = None) -> None:
         """Lanes of y are rows row, row + 1, ... of one token: add what is to be added, round and store (by mask)."""
-        f, e, a = self.f, self.e, self.a
+        f, e, a, wide = self.f, self.e, self.a, self.out
 
-        def load(address: Value) -> Value:
+        def load(element: Element, address: Value) -> Value:
             if mask is None:
-                return e.load_vector_f32(f, address, lanes_of(y.type))
-            return e.load_f32_masked(f, address, mask)
+                return element.load_vector_f32(f, address, lanes_of(y.type))
+            return element.load_f32_masked(f, address, mask)
 
-        out = a.out + (token * a.n + row) * e.size
+        out = a.out + (token * a.n + row) * wide.size
         total = f.var(y)
         with f.if_(a.bias > 0):
-            total.set(total.get() + load(a.bias + row * e.size))
+            total.set(total.get() + load(e, a.bias + row * e.size))
         if self.epilogue is Epilogue.RESIDUAL:
-            total.set(total.get() + load(out))
+            total.set(total.get() + load(wide, out))
         if mask is None:
-            e.store_f32(f, total.get(), out)
+            wide.store_f32(f, total.get(), out)
         else:
-            e.store_f32_masked(f, total.get(), out, mask)
+            wide.store_f32_masked(f, total.get(), out, mask)
 
 
 def _emit_rows(block: Block, chunk: Value, emit: Callable[[Block, Value], None]) -> None:
@@ -287,36 +294,39 @@ def _lanes_finish(block: Block, sums: list[list[Value]], tile: Value, token: Val
 
 
 def build_norm_prologue(target: Target, name: str) -> Function:
-    """normed = rms_norm(source, norm_weight), row by row, for the dot kernel."""
-    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
+    """normed = rms_norm(source, norm_weight), row by row, for the dot kernel. Name: norm_rows-<of source>-<dtype>."""
+    _, source_code, code = name.split("-")
+    f = Function(name.replace("-", "_"), 1)
     a = Arguments(f, LINEAR_ARGS)
-    _emit_norm(f, e, a, f.const(0), a.num_tokens)
+    elements = Element(target, source_code == "bf16"), Element(target, code == "bf16")
+    _emit_norm(f, *elements, a, f.const(0), a.num_tokens)
     return f
 
 
 def build_pack(target: Target, name: str) -> Function:
     """Chunk: one tile of x = packed source, normalised first in its place in `normed` if there is a norm.
 
-    Name: pack-<groups>-<dtype>.
+    Name: pack-<groups>-<dtype of a source that has a norm>-<dtype>.
     """
-    _, groups, code = name.split("-")
+    _, groups, source_code, code = name.split("-")
     f, e = Function(name.replace("-", "_"), 2), Element(target, code == "bf16")
     a = Arguments(f, LINEAR_ARGS)
     size = int(groups) * target.lanes
     first = f.args[1] * size
     source = f.var(a.source)
     with f.if_(a.norm_weight > 0):
-        _emit_norm(f, e, a, first, f.minimum(first + size, a.num_tokens))
+        _emit_norm(f, Element(target, source_code == "bf16"), e, a, first, f.minimum(first + size, a.num_tokens))
         source.set(a.normed)
     _emit_pack_tile(f, e, a, source.get(), first, size)
     return f
 
 
-def _emit_norm(f: Function, e: Element, a: Arguments, first: Value, last: Value) -> None:
+def _emit_norm(f: Function, source: Element, e: Element, a: Arguments, first: Value, last: Value) -> None:
     eps = a.float("eps")
     with f.loop(first, last) as token:
-        offset = token * a.k * e.size
-        emit_norm_row(f, e, a.source + offset, a.norm_weight, a.normed + offset, a.k, eps)
+        offset = token * a.k
+        row, out = a.source + offset * source.size, a.normed + offset * e.size
+        emit_norm_row(f, source, e, row, a.norm_weight, out, a.k, eps)
 
 
 def _emit_pack_tile(f: Function, e: Element, a: Arguments, source: Value, first: Value, size: int) -> None:

@@ -23,7 +23,7 @@ from kernels.cpu.linear import (
     packed_bytes,
 )
 from kernels.cpu.norm_op import NormOps
-from kernels.cpu.runtime import Runtime, check_same_layout, is_bf16
+from kernels.cpu.runtime import Runtime, check_same_layout, check_source, is_bf16
 
 _CACHED_WEIGHT_BYTES = 256 * 1024  # of a chunk: half of a small second-level cache
 _MAX_TOKENS_WITHOUT_BF16_DOT = 16
@@ -49,8 +49,9 @@ class LinearOp:
     def __init__(self, runtime: Runtime, norms: NormOps, epilogue: Epilogue, max_own_tokens: int | None) -> None:
         self._runtime, self._norms, self._epilogue = runtime, norms, epilogue
         self._max_own_tokens = max_own_tokens
-        self._plans: dict[tuple[int, int, int, torch.dtype], Plan | None] = {}
+        self._plans: dict[tuple[int, int, int, torch.dtype, torch.dtype], Plan | None] = {}
         self._halves = 2 if epilogue is Epilogue.GATE_UP else 1
+        self._is_wide = epilogue in (Epilogue.RESIDUAL, Epilogue.LOGITS)
 
     def run(
         self,
@@ -61,17 +62,21 @@ class LinearOp:
         norm_weight: torch.Tensor | None = None,
         eps: float = 0.0,
     ) -> None:
-        """out [T, N] from x [T, K] and weight [N, K] ([2N, K] in gate-up mode)."""
+        """out [T, N] from x [T, K] and weight [N, K] ([2N, K] in gate-up mode).
+
+        x has the weight's dtype, or float32 before a norm; out has the weight's, or float32 for residual and logits.
+        """
         if not x.is_contiguous():
             x = x.contiguous()
-        check_same_layout(x, weight, out, bias, norm_weight)
+        check_same_layout(weight, bias, norm_weight)
+        check_dtypes(x, weight, out, norm_weight is not None, self._is_wide)
         num_tokens, k = x.shape
         n = out.shape[1]
         if weight.shape != (n * self._halves, k) or out.shape[0] != num_tokens:
             raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and out {tuple(out.shape)} do not fit")
-        key = (num_tokens, k, n, x.dtype)
+        key = (num_tokens, k, n, weight.dtype, x.dtype)
         if key not in self._plans:
-            self._plans[key] = self._plan(num_tokens, k, n, is_bf16(x))
+            self._plans[key] = self._plan(num_tokens, k, n, is_bf16(weight), is_bf16(x))
         plan = self._plans[key]
         if plan is None:
             self._run_library(x, weight, out, bias, norm_weight, eps)
@@ -103,7 +108,7 @@ class LinearOp:
         else:
             runtime.run(plan.body, plan.norm_prologue if normed else 0, plan.num_chunks, words)
 
-    def _plan(self, num_tokens: int, k: int, n: int, bf16: bool) -> Plan | None:
+    def _plan(self, num_tokens: int, k: int, n: int, bf16: bool, source_bf16: bool) -> Plan | None:
         """None: through the library."""
         runtime, target = self._runtime, self._runtime.target
         limit = self._max_own_tokens
@@ -113,7 +118,7 @@ class LinearOp:
             return None
         is_dot = num_tokens <= MAX_DOT_TOKENS
         columns = num_tokens if is_dot else lanes_groups(target, num_tokens)
-        body, norm, pack = self.compile(is_dot, columns, k, bf16)
+        body, norm, pack = self.compile(is_dot, columns, k, bf16, source_bf16)
         size = 2 if bf16 else 4
         block = target.lanes if is_dot else lanes_shape(target, self._epilogue, columns).rows
         cached_rows = max(_CACHED_WEIGHT_BYTES // (k * size * block), 1) * block
@@ -129,14 +134,19 @@ class LinearOp:
             num_chunks=-(-n // rows_per_chunk),
         )
 
-    def compile(self, is_dot: bool, columns: int, k: int, bf16: bool) -> tuple[int, int, int]:
-        """Addresses of (kernel, norm for dot, pack for lanes) for a number of tokens or of groups of tokens."""
-        code = "bf16" if bf16 else "f32"
+    def compile(
+        self, is_dot: bool, columns: int, k: int, bf16: bool, source_bf16: bool = False
+    ) -> tuple[int, int, int]:
+        """Addresses of (kernel, norm for dot, pack for lanes) for a number of tokens or of groups of tokens.
+
+        bf16: the weights; source_bf16: what a norm reads (the residual stream is float32).
+        """
+        code, source = ("bf16" if is_bf16 else "f32" for is_bf16 in (bf16, source_bf16))
         name = f"{'dot' if is_dot else 'lanes'}-{self._epilogue.value}-{columns}-{k}-{code}"
         body = self._runtime.kernel(name, build_dot if is_dot else build_lanes)
         if is_dot:
-            return body, self._runtime.kernel(f"norm_rows_{code}", build_norm_prologue), 0
-        return body, 0, self._runtime.kernel(f"pack-{columns}-{code}", build_pack)
+            return body, self._runtime.kernel(f"norm_rows-{source}-{code}", build_norm_prologue), 0
+        return body, 0, self._runtime.kernel(f"pack-{columns}-{source}-{code}", build_pack)
 
     def _run_library(
         self,
@@ -157,3 +167,15 @@ class LinearOp:
             out += product
         else:
             out.copy_(product)
+
+
+def check_dtypes(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, has_norm: bool, is_wide: bool) -> None:
+    """Raises ValueError unless x and out are contiguous and of the dtypes that `LinearOp.run` states."""
+    if has_norm:
+        check_source(x, weight)
+    else:
+        check_same_layout(weight, x)
+    if not is_wide:
+        check_same_layout(weight, out)
+    elif out.dtype is not torch.float32 or not out.is_contiguous():
+        raise ValueError(f"residual and logits are contiguous float32, not {out.dtype} with strides {out.stride()}")

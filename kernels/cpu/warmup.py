@@ -21,11 +21,12 @@ class WarmupShapes:
     linear_inputs: tuple[int, ...] = ()  # of linear and norm_linear
     residual_inputs: tuple[int, ...] = ()
     gate_up_inputs: tuple[int, ...] = ()
+    logits_inputs: tuple[int, ...] = ()
     head_dims: tuple[int, ...] = ()
 
 
 def compile_all(
-    linears: tuple[LinearOp, LinearOp, LinearOp],
+    linears: tuple[LinearOp, LinearOp, LinearOp, LinearOp],
     attention: AttentionOps,
     norms: NormOps,
     max_groups: int,
@@ -37,7 +38,7 @@ def compile_all(
     bf16 = dtype is torch.bfloat16
     jobs: list[Callable[[], object]] = [partial(norms.compile, bf16)]
     jobs += [partial(attention.compile, head_dim, bf16) for head_dim in set(shapes.head_dims)]
-    inputs = (shapes.linear_inputs, shapes.residual_inputs, shapes.gate_up_inputs)
+    inputs = (shapes.linear_inputs, shapes.residual_inputs, shapes.gate_up_inputs, shapes.logits_inputs)
     for linear, sizes in zip(linears, inputs, strict=True):
         for k in set(sizes):
             jobs += [partial(linear.compile, True, tokens, k, bf16) for tokens in range(1, MAX_DOT_TOKENS + 1)]

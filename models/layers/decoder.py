@@ -92,10 +92,10 @@ class DecoderModel:
         self._pool, self._kv_layers = None, []
 
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:
-        logits = self.backend.norm_linear(rows, self.norm, self.config.rms_norm_eps, self.head)
+        logits = self.backend.logits(rows, self.norm, self.config.rms_norm_eps, self.head)
         if self.tp.size > 1:
             logits = self.tp.all_gather_columns(logits, self.sharding.vocab_widths)
-        return logits.float()
+        return logits
 
     def _layer_views(self, pool: torch.Tensor) -> list[torch.Tensor]:
         """Per layer [num_pages, kv heads, 2, P, D], made once a pool."""
