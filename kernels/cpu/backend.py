@@ -122,5 +122,3 @@ class CpuBackend(KernelBackend):
         down_weights: torch.Tensor,
     ) -> torch.Tensor:
         return moe_mlp(self._gate_up, self._linear, x, expert_ids, expert_weights, gate_up_weights, down_weights)
-
-

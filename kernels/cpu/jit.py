@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-import llvmlite.binding as llvm
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
 from kernels.cpu.ir import Function
 
@@ -83,7 +83,11 @@ class Compiler:
             return found
 
     def _module(self, function: Function) -> llvm.ModuleRef:
-        parts = [*sorted(function.declarations), function.text(), 'attributes #0 = { nounwind "no-trapping-math"="true" }']
+        parts = [
+            *sorted(function.declarations),
+            function.text(),
+            'attributes #0 = { nounwind "no-trapping-math"="true" }',
+        ]
         module = llvm.parse_assembly("\n".join(parts))
         module.verify()
         builder = llvm.create_pass_builder(self._machine, llvm.create_pipeline_tuning_options())

@@ -74,7 +74,9 @@ def _emit_head(f: Function, e: Element, a: Arguments, row: Value, norm: Value, c
         _emit_copy(f, e, row, out, a.half * 2, a.head_dim, norm, scale)
 
 
-def _scaled(f: Function, e: Element, row: Value, offset: Value, mask: Value, norm: Value | None, scale: Value | None) -> Value:
+def _scaled(
+    f: Function, e: Element, row: Value, offset: Value, mask: Value, norm: Value | None, scale: Value | None
+) -> Value:
     x = e.load_f32_masked(f, row + offset, mask)
     if norm is None or scale is None:
         return x
@@ -111,5 +113,3 @@ def _emit_copy(
     with f.loop(start, stop, lanes) as i:
         mask = first_lanes(f, lanes, f.minimum(stop - i, lanes))
         e.store_f32_masked(f, _scaled(f, e, row, i * e.size, mask, norm, scale), out + i * e.size, mask)
-
-

@@ -43,9 +43,7 @@ class Runtime:
         """Address of a kernel, compiled on first use (milliseconds)."""
         return self._compiler.address(name, build)
 
-    def run(
-        self, body: int, prologue: int, num_chunks: int, words: tuple[int, ...], *, is_long: bool = False
-    ) -> None:
+    def run(self, body: int, prologue: int, num_chunks: int, words: tuple[int, ...], *, is_long: bool = False) -> None:
         """Run one job with its argument words; a long one releases the interpreter lock."""
         _packer(3 + len(words))(self._job, 0, body, prologue, num_chunks, *words)
         self._team.launch(self._job_address, is_long)

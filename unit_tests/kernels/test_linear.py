@@ -17,7 +17,7 @@ FEWER_TOKENS, FEWER_SHAPES = [1, 5, 9, 33], [(100, 37)]
 
 
 def cases(backend: CpuBackend) -> Iterator[tuple[int, int, int]]:
-    """(tokens, K, N): all on the CPU's best instructions with two threads, a few on the rest (each is a compilation)."""
+    """(tokens, K, N): all on the CPU's best instructions with two threads, a few on the rest (they compile)."""
     is_main = backend.instruction_set is best_instruction_set()
     tokens = TOKENS if is_main else FEWER_TOKENS
     shapes = SHAPES if is_main and backend.num_threads == 2 else FEWER_SHAPES
@@ -48,9 +48,7 @@ def test_linear_residual(backend: CpuBackend, generator: torch.Generator, dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_linear_leaves_its_input(
-    backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype
-) -> None:
+def test_norm_linear_leaves_its_input(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype) -> None:
     for num_tokens, k, n in cases(backend):
         weight, norm = randn(generator, n, k, dtype=dtype), randn(generator, k, dtype=dtype)
         x = randn(generator, num_tokens, k, dtype=dtype)
