@@ -69,7 +69,7 @@ class ReferenceBackend(KernelBackend):
         eps: float = 1e-6,
     ) -> torch.Tensor:
         num_kv_heads, head_dim = kv_layer.shape[1], kv_layer.shape[4]
-        heads = qkv.unflatten(-1, (num_q_heads + 2 * num_kv_heads, head_dim))
+        heads = qkv.view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
         q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)  # [T, heads, D]
         if q_norm is not None:
             q = self.rms_norm(q, q_norm, eps)

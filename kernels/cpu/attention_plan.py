@@ -72,7 +72,7 @@ class Queries:
 
 
 def build_plan(target: Target, name: str) -> Function:
-    """Writes the items and the job's number of chunks. Chunks of prefill come first, the longest of each before others."""
+    """Writes the items and the job's number of chunks: prefill before decode, the longest of a sequence first."""
     f = Function(name, 1)
     a = Arguments(f, ATTENTION_ARGS)
     part_keys = _part_keys(f, target, a)

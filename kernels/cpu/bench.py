@@ -1,8 +1,9 @@
 """Times whole decode steps and prefills of a model's shape against the limits of this machine, in one run.
 
 `python -m kernels.cpu.bench --batch 1 8 32 --prefill 512 1500`: random weights, real kernels, no sampling. The limits
-are a read of the weights by all threads and the fastest bf16 matmul, measured between the steps, so that a busy machine
-slows both. A step's limit is max(bytes / bandwidth, FLOPs / peak) over linear layers plus the cached keys' bytes.
+are a read of memory by all threads and the fastest matmul, measured between the steps, so that a busy machine slows
+both. Set GOMP_SPINCOUNT=0: torch's idle threads, which the probes wake, otherwise spin on the kernels' cores. A step's
+limit is max(bytes / bandwidth, FLOPs / peak) over linear layers, plus the same of attention.
 """
 
 import argparse
