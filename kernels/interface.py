@@ -13,6 +13,7 @@ model's additions costs more accuracy than all other roundings together.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +44,32 @@ class AttentionBatch:
     page_size: int
 
 
+Progress = Callable[[int, int], None]  # (kernels done, kernels in all)
+
+
+@dataclass(frozen=True)
+class KernelShapes:
+    """The shapes of one rank's model that kernels are compiled for: input sizes K of each kind of linear layer, and D."""
+
+    linear_inputs: tuple[int, ...] = ()  # of linear and norm_linear
+    residual_inputs: tuple[int, ...] = ()
+    gate_up_inputs: tuple[int, ...] = ()
+    logits_inputs: tuple[int, ...] = ()
+    head_dims: tuple[int, ...] = ()
+
+
 class KernelBackend(ABC):
-    """What every backend implements. All methods are called from one thread of one worker process."""
+    """What every backend implements. All methods are called from one thread of one worker process, but for `warmup`."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for weights, which are read in every step: not initialised."""
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def warmup(self, dtype: torch.dtype, shapes: KernelShapes, progress: Progress | None = None) -> None:
+        """Compile all that steps of these shapes need, if this can be done without running them. May run on another
+        thread, beside the loading of weights; `progress` is called from that thread."""
+        if progress is not None:
+            progress(0, 0)
 
     @abstractmethod
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

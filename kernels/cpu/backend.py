@@ -6,11 +6,12 @@ from kernels.cpu.attention_op import AttentionOps
 from kernels.cpu.jit import InstructionSet
 from kernels.cpu.linear import Epilogue, lanes_groups
 from kernels.cpu.linear_op import LinearOp
+from kernels.cpu.memory import empty_huge
 from kernels.cpu.moe_op import moe_mlp
 from kernels.cpu.norm_op import NormOps
 from kernels.cpu.runtime import Runtime
-from kernels.cpu.warmup import Progress, WarmupShapes, compile_all
-from kernels.interface import AttentionBatch, KernelBackend
+from kernels.cpu.warmup import compile_all
+from kernels.interface import AttentionBatch, KernelBackend, KernelShapes, Progress
 
 
 class CpuBackend(KernelBackend):
@@ -44,9 +45,10 @@ class CpuBackend(KernelBackend):
     def instruction_set(self) -> InstructionSet:
         return self._runtime.target.instruction_set
 
-    def warmup(self, dtype: torch.dtype, shapes: WarmupShapes, progress: Progress | None = None) -> None:
-        """Compile all that a model of these shapes needs, so that no step waits for it. May run on another thread,
-        beside the loading of weights; `progress(done, total)` is called from that thread."""
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return empty_huge(shape, dtype)
+
+    def warmup(self, dtype: torch.dtype, shapes: KernelShapes, progress: Progress | None = None) -> None:
         linears = (self._linear, self._residual, self._gate_up, self._logits)
         max_groups = lanes_groups(self._runtime.target, 3 * self._runtime.target.lanes)
         compile_all(linears, self._attention, self._norms, max_groups, dtype, shapes, progress)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kernels.cpu.arguments import Arguments
-from kernels.cpu.ir import F32, I32, Function, Value, Variable, lanes_of, vector
+from kernels.cpu.ir import F32, I32, Function, Value, lanes_of, vector
 from kernels.cpu.jit import Target
 from kernels.cpu.norm import emit_norm_row
 from kernels.cpu.vectors import Element, first_lanes, reduce_many, silu, transpose, zeros

@@ -68,7 +68,7 @@ class LinearOp:
         """
         if not x.is_contiguous():
             x = x.contiguous()
-        check_same_layout(weight, bias, norm_weight)
+        check_same_layout(weight, weight, bias, norm_weight)
         check_dtypes(x, weight, out, norm_weight is not None, self._is_wide)
         num_tokens, k = x.shape
         n = out.shape[1]
@@ -112,7 +112,9 @@ class LinearOp:
         """None: through the library."""
         runtime, target = self._runtime, self._runtime.target
         limit = self._max_own_tokens
-        if limit is None and bf16 and not target.has_bf16_dot:
+        if self._epilogue is Epilogue.LOGITS:
+            limit = None  # a library would round them to the model dtype
+        elif limit is None and bf16 and not target.has_bf16_dot:
             limit = _MAX_TOKENS_WITHOUT_BF16_DOT
         if limit is not None and num_tokens > limit:
             return None

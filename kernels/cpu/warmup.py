@@ -1,7 +1,6 @@
 """Compiles every kernel that a model needs, ahead of its first step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,19 +9,7 @@ from kernels.cpu.attention_op import AttentionOps
 from kernels.cpu.linear import MAX_DOT_TOKENS
 from kernels.cpu.linear_op import LinearOp
 from kernels.cpu.norm_op import NormOps
-
-Progress = Callable[[int, int], None]  # (kernels done, kernels in all)
-
-
-@dataclass(frozen=True)
-class WarmupShapes:
-    """The shapes that kernels are compiled for: input sizes K of each kind of linear layer (on this rank), and D."""
-
-    linear_inputs: tuple[int, ...] = ()  # of linear and norm_linear
-    residual_inputs: tuple[int, ...] = ()
-    gate_up_inputs: tuple[int, ...] = ()
-    logits_inputs: tuple[int, ...] = ()
-    head_dims: tuple[int, ...] = ()
+from kernels.interface import KernelShapes, Progress
 
 
 def compile_all(
@@ -31,7 +18,7 @@ def compile_all(
     norms: NormOps,
     max_groups: int,
     dtype: torch.dtype,
-    shapes: WarmupShapes,
+    shapes: KernelShapes,
     progress: Progress | None,
 ) -> None:
     """`linears` are those of `shapes`, in its order."""

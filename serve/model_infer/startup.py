@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from kernels.dispatch import get_backend
 from kernels.interface import KernelBackend
 from models.config import ModelConfig
 from models.errors import ModelError
+from models.layers.decoder import kernel_shapes
 from models.loader import LoadedModel, load_model
 from models.parallel import TensorParallel
+from models.sharding import shard_model
 from models.source import ModelSource
 from models.state_layout import StateLayout, derive_layout, shard_heads
 from serve.config import ResolvedConfig
@@ -59,7 +62,8 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     with clock.phase("join_group"):
         store = context.run_dir / f"tp-{context.epoch}.store"
         group = join_group(context.index, config.serve.tp, device, store, config.serve.step_timeout)
-    backend = get_backend(device)
+    backend = get_backend(device, num_threads=config.threads_per_worker)
+    compiling = _start_compiling(context, group, backend)
     with clock.phase("load_model"):
         model = _load(context, device, group, backend)
     with clock.phase("plan_memory"):
@@ -68,6 +72,7 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
         _allocate(states, plan)
     runner = _make_runner(context, model, states, plan, group, device)
     with clock.phase("warm_up"):
+        compiling.result()
         warm_up(model.loaded.model, states, config.batch_max_tokens, device)
     ready = _ready(context, model.loaded, plan, clock)
     worker = Worker(context, runner, plan.summary())
@@ -82,6 +87,19 @@ def _device(config: ResolvedConfig, rank: int) -> torch.device:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _start_compiling(context: ChildContext, group: TensorParallel, backend: KernelBackend) -> Future[None]:
+    """Compile kernels beside the loading of weights, on a thread that ends with it."""
+    config = ModelConfig.from_dict(context.model["config"])
+    dtype = TORCH_DTYPES[context.config.data_type]
+    executor = ThreadPoolExecutor(1, thread_name_prefix="compile-kernels")
+    try:
+        return executor.submit(
+            lambda: backend.warmup(dtype, kernel_shapes(config, shard_model(config, group.size, group.rank)))
+        )
+    finally:
+        executor.shutdown(wait=False)
 
 
 def _load(context: ChildContext, device: torch.device, group: TensorParallel, backend: KernelBackend) -> _Model:

@@ -8,7 +8,7 @@ import torch
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.jit import best_instruction_set
 from kernels.reference import ReferenceBackend
-from unit_tests.kernels.builders import DTYPES, assert_close, randn
+from unit_tests.kernels.builders import DTYPES, TOLERANCE, assert_close, randn
 
 ORACLE = ReferenceBackend()
 TOKENS = [1, 2, 3, 5, 7, 8, 9, 17, 31, 33, 100]
@@ -45,7 +45,7 @@ def test_linear_residual(backend: CpuBackend, generator: torch.Generator, dtype:
             wide_bias = None if maybe_bias is None else maybe_bias.double()
             ORACLE.linear_residual(x.double(), weight.double(), expected, wide_bias)
             backend.linear_residual(x, weight, actual, maybe_bias)
-            assert_close(actual, expected)
+            assert_close(actual, expected, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

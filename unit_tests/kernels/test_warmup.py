@@ -5,14 +5,14 @@ import torch
 
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.jit import Compiler
-from kernels.cpu.warmup import WarmupShapes
+from kernels.interface import KernelShapes
 from unit_tests.kernels.builders import cos_sin_table, paged_case, randn
 
 
 def test_a_step_after_warmup_compiles_nothing(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CpuBackend(num_threads=1)
     calls: list[tuple[int, int]] = []
-    shapes = WarmupShapes(
+    shapes = KernelShapes(
         linear_inputs=(64,), residual_inputs=(64,), gate_up_inputs=(64,), logits_inputs=(64,), head_dims=(32,)
     )
     backend.warmup(torch.bfloat16, shapes, lambda done, total: calls.append((done, total)))
