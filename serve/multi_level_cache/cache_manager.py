@@ -118,7 +118,9 @@ class CacheManager:
     def _lower_bitmap(self, group: str, names: list[bytes]) -> bytes:
         if self.tier is None:
             return as_bitmap([False] * len(names))
-        return as_bitmap(self.tier.contains([PageKey(name, group) for name in names]))
+        keys = [PageKey(name, group) for name in names]
+        self.tier.touch(keys)
+        return as_bitmap(self.tier.contains(keys))
 
     def _acquire(self, message: Acquire) -> None:
         if self._is_dead(message.job) or self.host.leases.is_known(message.job):
