@@ -362,13 +362,14 @@ class TieredMachine(CacheMachine):
             del self.tier.objects[key]
             self.tier.evicted.append(key)
 
-    @rule(names=requests)
-    def the_host_forgets(self, names: RequestNames) -> None:
-        """Pages leave the host by eviction, so that they are promoted later."""
-        assert self.tier is not None
+    @rule(data=st.data(), state=st.booleans())
+    def acquire_what_only_the_tier_has(self, data: st.DataObject, state: bool) -> None:
+        for _ in range(4):
+            self.transfers_end(TransferOutcome.DONE)
         for room in range(NUM_SLOTS, 0, -1):
-            if self.bench.host.directory.make_room(room, names.names):
-                return
+            if self.bench.host.directory.make_room(room):
+                break
+        self.acquire_what_was_stored(data, state)
 
     @invariant()
     def durable_pages_are_in_the_tier(self) -> None:
