@@ -153,15 +153,33 @@ def _pack_group(t: Tiles, item: dict[str, Value], key: Value, group: Value) -> N
     """As many keys as there are lanes: transposed K to `keys`, interleaved V to `values`. They lie in one page."""
     f, a, lanes = t.f, t.a, t.lanes
     first = key + group * lanes
-    entry = a.page_table + (item["sequence"] * a.page_table_stride + first // a.page_size) * 4
-    page = f.cast("sext", f.load(entry, I32), I64)
-    base = a.kv + page * a.page_stride + item["head"] * a.head_stride + first % a.page_size * a.token_stride
+    base = _key_address(t, item, first)
+    _prefetch_group(t, item, first + t.key_block)
     rows = [base + a.token_stride * i for i in range(lanes)]
     _pack_keys(t, rows, group)
     # Rows past the context may hold anything: as keys they are masked, as values they must be zero.
     end = item["end_key"]
     values = [f.select(first + i < end, row + a.value_stride, t.zero_row) for i, row in enumerate(rows)]
     _pack_values(t, values, group)
+
+
+def _key_address(t: Tiles, item: dict[str, Value], key: Value) -> Value:
+    f, a = t.f, t.a
+    entry = a.page_table + (item["sequence"] * a.page_table_stride + key // a.page_size) * 4
+    page = f.cast("sext", f.load(entry, I32), I64)
+    return a.kv + page * a.page_stride + item["head"] * a.head_stride + key % a.page_size * a.token_stride
+
+
+def _prefetch_group(t: Tiles, item: dict[str, Value], first: Value) -> None:
+    """Ask for the keys and values of a later group: pages are too short for the hardware to run ahead on its own."""
+    f, a = t.f, t.a
+    with f.if_(first < item["end_key"]):
+        base = _key_address(t, item, first)
+        for i in range(t.lanes):
+            row = base + a.token_stride * i
+            for line in range(0, t.row_bytes, 64):
+                f.prefetch(row + line, 2)
+                f.prefetch(row + a.value_stride + line, 2)
 
 
 def _pack_keys(t: Tiles, rows: list[Value], group: Value) -> None:

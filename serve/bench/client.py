@@ -1,5 +1,6 @@
 """One OpenAI-compatible server: request bodies out, measured answers back."""
 
+import re
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,6 +12,8 @@ from serve.bench.prompts import Prompt
 from serve.bench.sse import DONE, Choice, StreamEvent, Usage, decode_event, split_events
 
 Messages = list[dict[str, str]]
+
+_STEPS = re.compile(rb"^varve_router_steps_total (\S+)$", re.MULTILINE)
 
 
 @dataclass
@@ -50,6 +53,13 @@ class CompletionClient:
             self.model = str(msgspec.json.decode(response.body)["data"][0]["id"])
         except (msgspec.DecodeError, LookupError, TypeError) as error:
             raise BenchError(f"{self._options.base_url}/v1/models lists no model; name one with --model") from error
+
+    async def num_steps(self) -> float | None:
+        """Steps that a Varve server has run, by its metrics; None of other servers."""
+        request = self._target.encode("GET", "/metrics", b"", self._options.api_key)
+        response = await exchange(self._target, request, min(self._options.timeout, 30.0))
+        found = _STEPS.search(response.body) if _response_failure(response) is None else None
+        return float(found[1]) if found else None
 
     def body(self, prompt: Prompt | Messages, output_len: int) -> bytes:
         """The JSON body of a request."""

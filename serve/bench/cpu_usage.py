@@ -1,4 +1,4 @@
-"""CPU seconds of a local server, by the role of its processes."""
+"""CPU seconds of a local server, by the role of its processes; the kernel counts them in ticks, mostly of 10 ms."""
 
 from collections import defaultdict
 from dataclasses import dataclass

@@ -8,26 +8,27 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from serve.errors import UserError
+
 Options = TypeVar("Options", bound=BaseModel)
 
 
-class BenchError(Exception):
-    """The benchmark cannot run; the message is one line for the user."""
+class BenchError(UserError):
+    """The benchmark cannot run: one line for the user."""
+
+    exit_code = 2
 
 
 def add_option_flags(parser: argparse.ArgumentParser, options: type[BaseModel]) -> None:
     """Add one `--flag VALUE` a field of `options`; values stay strings until `resolve_options`.
 
-    A boolean may be given alone, which means true. Kebab-case spellings are accepted too.
+    A boolean may be given alone, which means true.
     """
     for name, field in _flags(options):
-        spellings = [f"--{name}"]
-        if "_" in name:
-            spellings.append(f"--{name.replace('_', '-')}")
         extra: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
         default = "" if field.default in (None, {}) else f" (default: {_shown(field.default)})"
         text = f"{field.description}{default}".replace("%", "%%")
-        parser.add_argument(*spellings, dest=name, default=None, metavar="X", help=text, **extra)
+        parser.add_argument(f"--{name}", dest=name, default=None, metavar="X", help=text, **extra)
 
 
 def given_values(args: argparse.Namespace, options: type[BaseModel]) -> dict[str, object]:

@@ -1,7 +1,12 @@
 """The readable side of the figures."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from serve.bench.flags import BenchError
 
 ROWS = (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("ITL", "itl_ms"), ("E2E", "e2e_ms"))
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -62,9 +67,19 @@ def _tokens(figures: dict[str, Any]) -> str:
 
 
 def _cpu(figures: dict[str, Any]) -> list[str]:
-    """CPU seconds by role, and milliseconds a decode step."""
-    steps = figures["decode_steps"]
-    rows = [["CPU", "seconds", "ms a decode step"]]
+    """CPU seconds by role, and milliseconds a step."""
+    counted = figures.get("server_steps")
+    steps = counted or figures["decode_steps"]
+    rows = [["CPU", "seconds", "ms a step"]]
     for role, seconds in sorted(figures["server_cpu_s"].items()):
         rows.append([role, f"{seconds:.2f}", f"{seconds / steps * 1e3:.3f}" if steps else "-"])
-    return [format_table(rows), f"(about {steps:.0f} decode steps, estimated from the streams)"]
+    source = "steps, by the server's count" if counted else "decode steps, estimated from the streams"
+    return [format_table(rows), f"({steps:.0f} {source})"]
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Indented JSON; BenchError when the file cannot be written."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=1))
+    except OSError as error:
+        raise BenchError(f"--json {path}: {error.strerror}") from error

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tqdm import tqdm
 
 from serve.bench.client import CompletionClient
@@ -23,7 +22,7 @@ from serve.bench.options import ServeBenchOptions
 from serve.bench.plot import save_plot
 from serve.bench.presets import PRESETS, preset_values, scenario_values
 from serve.bench.prompts import prompt_maker
-from serve.bench.report import format_pass
+from serve.bench.report import format_pass, write_json
 from serve.bench.runner import play
 from serve.bench.workload import Conversation, build_warmup, build_workload
 
@@ -67,15 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the benchmark. 0: all requests were answered; 1: some failed; 2: it could not run, and one line says why."""
-    try:
-        options = options_from(args)
-        run = _run_loop(bench(options))
-        print(format_run(options, run))
-        _write_files(options, run)
-    except (BenchError, OSError) as error:
-        print(f"varve bench serve: {error}", file=sys.stderr)
-        return 2
+    """Run the benchmark. 0: all requests were answered; 1: some failed. BenchError when it cannot run."""
+    options = options_from(args)
+    run = _run_loop(bench(options))
+    print(format_run(options, run))
+    _write_files(options, run)
     return 1 if run.failures else 0
 
 
@@ -127,6 +122,7 @@ async def _run_pass(
     total = sum(len(conversation.turns) for conversation in workload)
     shown = options.progress and sys.stderr.isatty()
     with tqdm(total=total, desc=label, unit="req", leave=False, disable=not shown) as bar:
+        steps = await client.num_steps() if cpu is not None else None
         if cpu is not None:
             cpu.restart()
         own = _own_cpu()
@@ -134,6 +130,8 @@ async def _run_pass(
     figures = summarize(records) | {"client_cpu_s": _own_cpu() - own}
     if cpu is not None:
         figures["server_cpu_s"] = cpu.seconds()
+        steps_now = await client.num_steps()
+        figures["server_steps"] = steps_now - steps if steps is not None and steps_now is not None else None
     return PassRun(name, records, figures)
 
 
@@ -197,7 +195,10 @@ def _plain_record(record: RequestRecord) -> dict[str, Any]:
 
 def _write_files(options: ServeBenchOptions, run: BenchRun) -> None:
     if options.json_file is not None:
-        options.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(as_plain_data(options, run)), indent=1))
+        write_json(options.json_file, as_plain_data(options, run))
     if options.plot is not None:
         passes = {name: runs[-1].records for name, runs in run.passes.items()}
-        save_plot(options.plot, f"{run.model}: {options.workload.value}, last repeat", passes)
+        try:
+            save_plot(options.plot, f"{run.model}: {options.workload.value}, last repeat", passes)
+        except OSError as error:
+            raise BenchError(f"--plot {options.plot}: {error.strerror}") from error

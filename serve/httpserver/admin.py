@@ -15,7 +15,12 @@ from serve.httpserver.state import AppState, require_admin_key, state_of
 from serve.ipc.control import ControlClient, ControlError
 
 # Control sockets by the name that users see.
-PARTS = {"router": "control-router-0", "cache": "control-cache-0", "worker": "control-worker-0"}
+PARTS = {
+    "router": "control-router",
+    "cache": "control-cache",
+    "worker": "control-worker-0",
+    "launcher": "control-launcher",
+}
 CONTROL_TIMEOUT_S = 5.0
 LONG_CONTROL_TIMEOUT_S = 120.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

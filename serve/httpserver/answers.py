@@ -38,10 +38,12 @@ class _Whole:
     tokens: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
+    token_ids: list[int] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
         self.tokens.extend(delta.tokens)
+        self.token_ids.extend(delta.token_ids)
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         if delta.ending is not None:
@@ -57,8 +59,11 @@ class Answer(ABC):
     object_name: str
     id_prefix: str
 
-    def __init__(self, request_id: str, model: str, with_logprobs: bool, stream_usage: bool) -> None:
+    def __init__(
+        self, request_id: str, model: str, with_logprobs: bool, stream_usage: bool, with_token_ids: bool = False
+    ) -> None:
         self._with_logprobs = with_logprobs
+        self._with_token_ids = with_token_ids
         self._stream_usage = stream_usage
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": model}
         opening = encode_json({**self._head, "object": self.object_name + self.chunk_suffix})
@@ -66,6 +71,13 @@ class Answer(ABC):
         self._closing = b'}],"usage":null}\n\n' if stream_usage else b"}]}\n\n"
 
     chunk_suffix = ""
+
+    def _token_ids(self, whole: _Whole) -> dict[str, Any]:
+        return {"token_ids": whole.token_ids} if self._with_token_ids else {}
+
+    def _ids_part(self, delta: Delta) -> bytes:
+        """The end of a streamed choice: its token ids, where they were asked for."""
+        return b',"token_ids":' + encode_json(delta.token_ids) if self._with_token_ids else b""
 
     @abstractmethod
     def chunk(self, delta: Delta) -> bytes:
@@ -105,9 +117,15 @@ class ChatAnswer(Answer):
     id_prefix = "chatcmpl"
 
     def __init__(
-        self, tokenizer: ServeTokenizer, request_id: str, model: str, with_logprobs: bool, stream_usage: bool
+        self,
+        tokenizer: ServeTokenizer,
+        request_id: str,
+        model: str,
+        with_logprobs: bool,
+        stream_usage: bool,
+        with_token_ids: bool = False,
     ) -> None:
-        super().__init__(request_id, model, with_logprobs, stream_usage)
+        super().__init__(request_id, model, with_logprobs, stream_usage, with_token_ids)
         self._logprobs = ChatLogprobsFormat(tokenizer)
         self._begun: set[int] = set()
 
@@ -116,9 +134,10 @@ class ChatAnswer(Answer):
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             parts.append(self._event(delta.index, b'{"role":"assistant","content":""}', b"null", b"null"))
-        if delta.text or delta.tokens:
+        ids = self._ids_part(delta)
+        if delta.text or delta.tokens or delta.token_ids:
             content = b'{"content":' + encode_json(delta.text) + b"}"
-            parts.append(self._event(delta.index, content, self._scores(delta.tokens), b"null"))
+            parts.append(self._event(delta.index, content, self._scores(delta.tokens), b"null" + ids))
         if delta.ending is not None:
             parts.append(self._event(delta.index, b"{}", b"null", encode_json(delta.ending.value)))
         return b"".join(parts)
@@ -141,7 +160,8 @@ class ChatAnswer(Answer):
     def choice(self, index: int, whole: _Whole) -> dict[str, Any]:
         scores = {"content": self._logprobs.entries(whole.tokens), "refusal": None} if self._with_logprobs else None
         message = {"role": "assistant", "content": "".join(whole.text), "refusal": None}
-        return {"index": index, "message": message, "logprobs": scores, "finish_reason": whole.finish_reason}
+        choice = {"index": index, "message": message, "logprobs": scores, "finish_reason": whole.finish_reason}
+        return choice | self._token_ids(whole)
 
 
 class CompletionAnswer(Answer):
@@ -159,8 +179,9 @@ class CompletionAnswer(Answer):
         stream_usage: bool,
         echo: list[EncodedPrompt] | None = None,
         n: int = 1,
+        with_token_ids: bool = False,
     ) -> None:
-        super().__init__(request_id, model, with_logprobs, stream_usage)
+        super().__init__(request_id, model, with_logprobs, stream_usage, with_token_ids)
         self._tokenizer = tokenizer
         self._echo = echo
         self._n = n
@@ -176,19 +197,21 @@ class CompletionAnswer(Answer):
             self._begun.add(delta.index)
             text = self._echoed_text(delta.index) + text
         reason = b"null" if delta.ending is None else encode_json(delta.ending.value)
-        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":%b%b' % (
+        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":%b%b%b' % (
             self._opening,
             delta.index,
             encode_json(text),
             scores,
             reason,
+            self._ids_part(delta),
             self._closing,
         )
 
     def choice(self, index: int, whole: _Whole) -> dict[str, Any]:
         scores = self._scores(index, whole.tokens, whole.prompt_logprobs) if self._with_logprobs else None
         text = self._echoed_text(index) + "".join(whole.text)
-        return {"index": index, "text": text, "logprobs": scores, "finish_reason": whole.finish_reason}
+        choice = {"index": index, "text": text, "logprobs": scores, "finish_reason": whole.finish_reason}
+        return choice | self._token_ids(whole)
 
     def _echoed_text(self, index: int) -> str:
         if self._echo is None:

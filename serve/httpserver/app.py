@@ -21,7 +21,7 @@ REFERENCE = "#/components/schemas/{model}"
 
 def create_app(service: RequestService, settings: AppSettings, board: MetricsBoard | None = None) -> FastAPI:
     """The routes over a service. board: sums metrics over HTTP processes, None with one only."""
-    app = FastAPI(title="Varve", version="0.1.0", redirect_slashes=False, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Varve", version="0.1.0", redirect_slashes=False, docs_url=None, redoc_url=None)
     numbers = service.settings
     encoder = PromptEncoder(service.tokenizer, numbers.vocab_size, numbers.max_total_tokens)
     app.state.varve = AppState(settings, service, encoder, board)

@@ -63,4 +63,5 @@ class RequestContext:
         if "varve.usage" in scope:
             self._metrics.request.observe(seconds)
         tokens = scope.get("varve.usage", "-")  # prompt/cached/generated
-        logger.info("%s %s %s %d %.3fs %s", scope["varve.request_id"], method, path, status, seconds, tokens)
+        named = {"request_id": scope["varve.request_id"]}
+        logger.info("%s %s %d %.3fs %s", method, path, status, seconds, tokens, extra=named)

@@ -163,6 +163,7 @@ class SamplingRequest(StrictModel):
     ignore_eos: Flag = False
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: Flag = False
+    return_token_ids: Flag = Field(False, description="add the ids of generated tokens to each choice")
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower runs first, with --schedule_policy")

@@ -120,6 +120,7 @@ async def create_completion(request: Request) -> Response:
         state.settings.model_name,
         with_logprobs=body.logprobs is not None,
         stream_usage=_wants_usage(body),
+        with_token_ids=bool(body.return_token_ids),
         echo=prompts if body.echo else None,
         n=body.n or 1,
     )
@@ -157,6 +158,7 @@ async def create_chat_completion(request: Request) -> Response:
         state.settings.model_name,
         with_logprobs=bool(body.logprobs),
         stream_usage=_wants_usage(body),
+        with_token_ids=bool(body.return_token_ids),
     )
     sampling = sampling_params(body, limit, state.service.settings, state.service.new_seed())
     sampling = msgspec.structs.replace(sampling, logprobs=(body.top_logprobs or 0) if body.logprobs else None)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Iterator
 from socket import socket
@@ -40,7 +39,6 @@ class QuietServer(uvicorn.Server):
 
 def main(context: ChildContext) -> None:
     """Run until the launcher says stop. Raises StartError."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     began = time.monotonic()
     tokenizer = _load_tokenizer(context)
     logger.info("tokenizer of %d tokens loaded in %.2f s", tokenizer.vocab_size, time.monotonic() - began)
@@ -99,6 +97,7 @@ class HttpProcess:
         self._server: QuietServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
+        self._failure: Exception | None = None
 
     def _connect(self, epoch: int) -> Outbox:
         return Outbox(self._context.run_dir, f"router.{epoch}")
@@ -118,6 +117,10 @@ class HttpProcess:
             for task in [stopped, *tasks]:
                 task.cancel()
             inbox.close()
+        if self._failure is not None:
+            raise self._failure
+        if self._serving is not None:
+            await self._serving
 
     @staticmethod
     async def _first_of(tasks: list[asyncio.Task[Any]]) -> None:
@@ -138,8 +141,12 @@ class HttpProcess:
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
     def _on_parent(self) -> None:
-        for message in self._context.parent.receive():
-            self._handle(message)
+        try:
+            for message in self._context.parent.receive():
+                self._handle(message)
+        except Exception as error:  # a loop's callback has no caller; `run` raises it
+            self._failure = error
+            self._stopped.set()
 
     def _handle(self, message: Message) -> None:
         match message:

@@ -97,6 +97,7 @@ class RequestService:
         self._hasher: PageHasher | None = None
         self._down_reason = DOWN_REASON
         self._active: dict[int, _Active] = {}
+        self._filled: dict[int, int] = {}  # slot -> generation, since the last engine_up
         seed = settings.base_seed
         self._seeds = random.Random(None if seed is None else f"{seed}/{settings.server}")
 
@@ -123,7 +124,16 @@ class RequestService:
         self._close_router()
         self._router = self._connect(epoch)
         self._hasher = PageHasher(key, namespace, self._table.shape.page_size)
+        self._hand_in_lost_slots()
         self._pool.rescan()
+
+    def _hand_in_lost_slots(self) -> None:
+        """Let the new router release slots that were filled after it had released all, for a router already dead."""
+        filled, self._filled = self._filled, {}
+        for slot, generation in filled.items():
+            if not self._table.is_free(slot):
+                self._send(SubmitRequest(slot, generation, self.settings.server, "lost"))
+                self._send(AbortRequest(slot, generation))
 
     def engine_down(self, reason: str) -> None:
         """Fail what runs, and refuse requests until the next `engine_up`."""
@@ -196,7 +206,7 @@ class RequestService:
             for choice in range(spec.n):
                 slot = slots[number * spec.n + choice]
                 sampling = msgspec.structs.replace(spec.sampling, seed=(spec.sampling.seed + choice) & SEED_MASK)
-                generation = self._table.fill(slot, prompt, sampling, root, names)
+                generation = self._filled[slot] = self._table.fill(slot, prompt, sampling, root, names)
                 server = self.settings.server
                 messages.append(SubmitRequest(slot, generation, server, spec.request_id, spec.priority))
         return messages

@@ -104,5 +104,6 @@ def text_rules(body: SamplingRequest, sampling: SamplingParams, settings: Servic
         end_ids=frozenset(ends),
         min_tokens=sampling.min_tokens,
         wants_logprobs=sampling.logprobs is not None,
+        wants_token_ids=bool(body.return_token_ids),
         wants_prompt_logprobs=sampling.prompt_logprobs is not None,
     )

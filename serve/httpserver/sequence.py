@@ -31,7 +31,8 @@ class ScoredToken:
 class Delta:
     """What one step added to the sequence `index` of a request.
 
-    prompt_logprobs: of all prompt tokens after the first, with the first delta, where they were asked for.
+    prompt_logprobs: of all prompt tokens after the first, with the first delta, where they were asked for. token_ids: those
+    that the model generated, whether or not their text is out yet.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Delta:
     tokens: list[ScoredToken] = field(default_factory=list)
     ending: Ending | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class TextRules:
     """How tokens become text; shared by all sequences of a request.
 
     end_ids: tokens that end a sequence and do not belong to its text. keep_tokens: False when only the prompt's scores
-    are wanted. wants_*: whether outputs carry log-probabilities.
+    are wanted. wants_*: whether outputs carry log-probabilities, and answers the ids of generated tokens.
     """
 
     stops: Items[StopPattern] = ()
@@ -56,6 +58,7 @@ class TextRules:
     keep_tokens: bool = True
     wants_logprobs: bool = False
     wants_prompt_logprobs: bool = False
+    wants_token_ids: bool = False
 
 
 class Sequence:
@@ -81,6 +84,7 @@ class Sequence:
 
     def advance(self, output: RequestOutput) -> Delta | None:
         """Take one output (without error); None when it gives a client nothing to see."""
+        before = self.num_tokens
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
         if output.prompt_logprobs and self._prompt_logprobs is not None:
@@ -95,9 +99,10 @@ class Sequence:
         self._num_emitted += len(text)
         tokens = self._released_tokens() if self._pending else []
         ready = bool(output.token_ids) or self.ending is not None
-        if not (text or tokens or self.ending or (ready and self._prompt_logprobs is not None)):
+        token_ids = output.token_ids[: self.num_tokens - before] if self._rules.wants_token_ids else []
+        if not (text or tokens or token_ids or self.ending or (ready and self._prompt_logprobs is not None)):
             return None
-        delta = Delta(self.index, text, tokens, self.ending, self._prompt_logprobs)
+        delta = Delta(self.index, text, tokens, self.ending, self._prompt_logprobs, token_ids)
         self._prompt_logprobs = None
         return delta
 

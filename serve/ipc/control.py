@@ -6,6 +6,7 @@ method is exposed, and only bytes cross the wire (msgpack of plain data), so no 
 
 import logging
 import queue
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -38,7 +39,7 @@ PROTOCOL = {
 _GRACE_S = 0.5
 
 logger = logging.getLogger(__name__)
-_wire_logger = logging.getLogger("rpyc")
+_wire_logger = logging.getLogger(f"{__name__}.wire")
 
 
 class ControlError(Exception):
@@ -69,6 +70,16 @@ class _Service(rpyc.Service):  # type: ignore[misc]
         return self._submit(method, arguments, timeout_s)
 
 
+class _Server(ThreadedServer):  # type: ignore[misc]
+    """A client that goes, or a server that closes, in the middle of a call is no news; RPyC logs a trace for it."""
+
+    def _authenticate_and_serve_client(self, sock: socket.socket) -> None:
+        try:
+            super()._authenticate_and_serve_client(sock)
+        except (EOFError, OSError, ValueError) as error:
+            logger.debug("a control connection ended: %s", error)
+
+
 class ControlServer:
     """Serves `handlers` (name -> function of keyword arguments giving plain data: numbers, strings, lists, dicts)."""
 
@@ -80,7 +91,8 @@ class ControlServer:
         self._wakeup = Wakeup()
         self._path = socket_path(run_dir, name)
         self._path.unlink(missing_ok=True)
-        self._server = ThreadedServer(
+        _wire_logger.setLevel(logging.CRITICAL)
+        self._server = _Server(
             _Service(self._submit), socket_path=str(self._path), protocol_config=dict(PROTOCOL), logger=_wire_logger
         )
         self._server._listen()  # here, so that clients can connect as soon as the constructor has returned

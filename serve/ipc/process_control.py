@@ -8,7 +8,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 # Signals that reach the whole process group. Only the launcher acts on them; it spawns with them blocked.
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def become_child(name: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import serve
 from serve.ipc.messages import ChildStart, Message, Progress
 from serve.ipc.pipe import MessagePipe, PipeClosedError
+from serve.ipc.process_control import GROUP_SIGNALS
 from serve.ipc.wire import MalformedFrameError
 
 SEND_TIMEOUT_S = 5.0
@@ -69,7 +70,7 @@ class ChildProcess:
         pipe, theirs = MessagePipe.pair(SEND_TIMEOUT_S)
         # The child inherits the mask and ignores these signals before it unblocks them, so that a Ctrl-C at any moment
         # reaches only the launcher.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
         try:
             with theirs:
                 process = subprocess.Popen(

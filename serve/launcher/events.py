@@ -8,9 +8,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-logger = logging.getLogger(__name__)
+from serve.ipc.process_control import GROUP_SIGNALS
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+logger = logging.getLogger(__name__)
 
 
 class HasFileno(Protocol):
@@ -20,7 +20,7 @@ class HasFileno(Protocol):
 
 
 class StopRequestedError(Exception):
-    """SIGINT or SIGTERM came while the launcher was not in its event loop."""
+    """A signal to stop came while the launcher was not in its event loop."""
 
 
 def raise_stop(number: int, frame: FrameType | None) -> None:
@@ -28,8 +28,14 @@ def raise_stop(number: int, frame: FrameType | None) -> None:
     raise StopRequestedError
 
 
+def stop_signals() -> list[signal.Signals]:
+    """What stops a server: SIGINT, SIGTERM, and SIGHUP unless it was started under nohup."""
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in GROUP_SIGNALS if not (under_nohup and number is signal.SIGHUP)]
+
+
 class EventLoop:
-    """Calls back when descriptors are readable. num_stops: SIGINT and SIGTERM so far. SIGCHLD ends a wait.
+    """Calls back when descriptors are readable. num_stops: signals to stop so far. SIGCHLD ends a wait.
 
     A context manager; signal handlers are installed inside. For the main thread.
     """
@@ -45,7 +51,7 @@ class EventLoop:
             end.setblocking(False)
         self.watch(self._signal_reader, self._on_signals)
         signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
-        for number in (*STOP_SIGNALS, signal.SIGCHLD):
+        for number in (*stop_signals(), signal.SIGCHLD):
             self._previous[number] = signal.signal(number, _ignore)
         return self
 
@@ -74,7 +80,7 @@ class EventLoop:
 
     def _on_signals(self) -> None:
         for number in self._signal_reader.recv(4096):
-            if number in STOP_SIGNALS:
+            if number in GROUP_SIGNALS:
                 self.num_stops += 1
                 logger.info("received %s", signal.Signals(number).name)
 

@@ -14,7 +14,7 @@ from serve.config import ServeConfig
 from serve.config_resolve import MachineShape, resolve
 from serve.errors import UserError
 from serve.ipc.child import ROLE_MODULES
-from serve.launcher.events import STOP_SIGNALS, EventLoop, StopRequestedError, raise_stop
+from serve.launcher.events import EventLoop, StopRequestedError, raise_stop, stop_signals
 from serve.launcher.http_socket import bind_http_socket
 from serve.launcher.launcher import Launch, Launcher
 from serve.launcher.model_facts import LoadedModel, ModelFacts, Progress
@@ -55,10 +55,11 @@ def _run(serve: ServeConfig, parts: Parts) -> None:
         model = _load(serve, parts)
         phases = {"resolve model": time.monotonic() - started}
         machine = MachineShape(detect_device(os.environ), usable_cores())
+        # Before the directory is made, and so left after it is removed: no signal comes between.
+        events = stack.enter_context(EventLoop())
         run_directory = stack.enter_context(RunDirectory.create(serve.run_dir, os.environ))
         config = resolve(serve, model.shape, machine, run_directory.path)
         logger.info("run directory %s", run_directory.path)
-        events = stack.enter_context(EventLoop())
         Launcher(Launch(config, model, parts.roles, listener, phases), events).run()
 
 
@@ -72,8 +73,8 @@ def _load(serve: ServeConfig, parts: Parts) -> ModelFacts:
 
 @contextmanager
 def stop_signals_raise() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise StopRequestedError; what is set up is then taken down on the way out."""
-    previous = {number: signal.signal(number, raise_stop) for number in STOP_SIGNALS}
+    """Inside, signals to stop raise StopRequestedError; what is set up is then taken down on the way out."""
+    previous = {number: signal.signal(number, raise_stop) for number in stop_signals()}
     try:
         yield
     finally:

@@ -51,7 +51,16 @@ def worker_phases(workers: Sequence[ChildProcess]) -> dict[str, float]:
 
 
 def _format_memory(worker: ChildProcess) -> str:
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in _numbers(worker.info.get("memory")).items())
+    """Counts (`num_*`) as they are, everything else as bytes."""
+    parts = []
+    for name, value in _numbers(worker.info.get("memory")).items():
+        is_count = name.startswith("num_")
+        parts.append(f"{name.removeprefix('num_')} {value:.0f}" if is_count else _format_size(name, value))
+    return ", ".join(parts)
+
+
+def _format_size(name: str, size: float) -> str:
+    return f"{name.removesuffix('_bytes')} {format_bytes(size)}"
 
 
 def _numbers(section: Any) -> dict[str, float]:

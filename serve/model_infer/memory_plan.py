@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from serve.ipc.child import StartError
 
-# Without --max_total_token_num a CPU pool is this big at most: the machine is shared with other programs.
-_CPU_POOL_LIMIT = 4 << 30
+# Without --max_total_token_num a CPU pool is this big at most, or twice the longest request if that is more, up to the
+# second limit: the machine is shared with other programs, and cached prefixes fill the whole pool in time.
+_CPU_POOL_LIMIT = 3 << 29
+_CPU_LONG_POOL_LIMIT = 4 << 30
 # Tokens that the default CPU pool provides for each request that may run at once.
 _CPU_TOKENS_PER_REQUEST = 256
 
@@ -25,9 +27,14 @@ class PageCost:
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """What the flags ask for, and what there is. budget_bytes: memory that the pools may take on this rank."""
+    """What the flags ask for, and what there is.
+
+    is_length_fixed: the user asked for max_req_total_len; else the launcher lowers it to what the pool holds.
+    budget_bytes: memory that the pools may take on this rank.
+    """
 
     max_req_total_len: int
+    is_length_fixed: bool
     running_max_req_size: int
     max_total_token_num: int | None
     mem_fraction: float
@@ -46,22 +53,18 @@ class MemoryPlan:
     limit: str
 
     def summary(self) -> dict[str, object]:
-        """Plain data for the line that the launcher prints at start."""
-        return {
-            "num_pages": dict(self.num_pages),
-            "num_tokens": self.num_tokens,
-            "pool_bytes": self.pool_bytes,
-            "budget_bytes": self.budget_bytes,
-            "limit": self.limit,
-        }
+        """Plain data for the summary that the launcher prints at start; numbers are bytes."""
+        return {"pool": self.pool_bytes, "budget": self.budget_bytes, "limit": self.limit}
 
 
 def plan_memory(costs: Mapping[str, PageCost], request: MemoryRequest) -> MemoryPlan:
     """Pages for every group, each covering the same number of tokens.
 
-    Raises StartError with one line when a request of the longest allowed length would not fit.
+    Raises StartError with one line when a request of the length that the user asked for would not fit, or not a page.
     """
     needed = request.max_req_total_len + 1  # the token computed ahead of the last result
+    if not request.is_length_fixed:
+        needed = min(needed, max(cost.page_tokens for cost in costs.values()))
     num_tokens, limit = _wanted_tokens(costs, request)
     if num_tokens < needed:
         raise StartError(_too_small(costs, request, num_tokens, needed))
@@ -82,8 +85,10 @@ def _wanted_tokens(costs: Mapping[str, PageCost], request: MemoryRequest) -> tup
     affordable = _affordable_tokens(costs, request.budget_bytes)
     if not request.is_cpu:
         return affordable, "--mem_fraction"
-    modest = 2 * (request.max_req_total_len + 1) + request.running_max_req_size * _CPU_TOKENS_PER_REQUEST
-    modest = min(modest, max(request.max_req_total_len + 1, _affordable_tokens(costs, _CPU_POOL_LIMIT)))
+    longest = request.max_req_total_len + 1
+    ceiling = min(_CPU_LONG_POOL_LIMIT, max(_CPU_POOL_LIMIT, _pool_bytes(costs, 2 * longest)))
+    modest = 2 * longest + request.running_max_req_size * _CPU_TOKENS_PER_REQUEST
+    modest = min(modest, max(longest, _affordable_tokens(costs, ceiling)))
     return (modest, "default") if modest <= affordable else (affordable, "--mem_fraction")
 
 

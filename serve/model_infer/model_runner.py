@@ -87,16 +87,16 @@ class ModelRunner:
         self._next_step = plan.step + 1
 
     def _admit(self, join: JoinRow) -> None:
-        if self._group.rank != 0 and self._source.sampling(join.slot).prompt_logprobs is None:
-            return
         params = self._source.sampling(join.slot)
-        tokens = self._source.tokens(join.slot)
-        # After a preemption in decoding the prompt's log-probabilities have been delivered already.
+        # After a preemption in decoding the prompt's log-probabilities have been delivered already. Every rank asks for
+        # the same logits rows: they are gathered from all.
         if params.prompt_logprobs is not None and join.num_known == join.num_prompt:
             self._num_prompt_logprobs[join.row] = params.prompt_logprobs
             self.batch.score_prompt(join.row)
-        prompt, output = tokens[: join.num_prompt], tokens[join.num_prompt : join.num_known]
-        self._sampler.add(join.row, params, prompt, output)
+        if self._group.rank == 0:
+            tokens = self._source.tokens(join.slot)
+            prompt, output = tokens[: join.num_prompt], tokens[join.num_prompt : join.num_known]
+            self._sampler.add(join.row, params, prompt, output)
 
     def _compute(self, inputs: StepInputs, result: StepResult) -> None:
         logits = self._model.forward(inputs.forward)

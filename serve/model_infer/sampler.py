@@ -44,6 +44,7 @@ class Sampler:
         self._end_ids = list(end_ids)
         self._device = device
         self._row_drawer = RowDrawer(vocab_size)
+        self._draw = self._draw_by_row if device.type == "cpu" else self._draw_batched
 
     def add(self, row: int, params: SamplingParams, prompt: np.ndarray, output: np.ndarray) -> None:
         """A request enters `row` with the ids of its prompt and of what it has generated before.
@@ -67,8 +68,7 @@ class Sampler:
         is_finite = np.isfinite(maxima.cpu().numpy())
         drawing = np.flatnonzero((self._rows.temperature[rows] > 0) & is_finite)
         if len(drawing):
-            draw = self._draw_by_row if logits.device.type == "cpu" else self._draw_batched
-            draw(logits, maxima, rows, positions, drawing, token_ids)
+            self._draw(logits, maxima, rows, positions, drawing, token_ids)
         id_list: list[int] = token_ids.tolist()
         for index, _, edit in edits:
             if edit.counts is not None:

@@ -4,7 +4,10 @@ import gc
 import logging
 import threading
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
 
 from kernels.dispatch import get_backend
@@ -13,7 +16,7 @@ from models.config import ModelConfig
 from models.errors import ModelError
 from models.loader import LoadedModel, load_model
 from models.parallel import TensorParallel
-from models.source import resolve_model
+from models.source import ModelSource
 from models.state_layout import StateLayout, derive_layout, shard_heads
 from serve.config import ResolvedConfig
 from serve.ipc.child import ChildContext, StartError
@@ -22,7 +25,7 @@ from serve.ipc.request_table import RequestTable
 from serve.model_infer.attention_state.base import TORCH_DTYPES
 from serve.model_infer.attention_state.coordinator import StateCoordinator
 from serve.model_infer.input_batch import InputBatch
-from serve.model_infer.memory_info import available_memory
+from serve.model_infer.memory_info import available_memory, resident_bytes
 from serve.model_infer.memory_plan import MemoryPlan, MemoryRequest, PageCost, plan_memory
 from serve.model_infer.model_runner import Model, ModelRunner
 from serve.model_infer.page_table import PageTable
@@ -85,12 +88,11 @@ def _load(context: ChildContext, device: torch.device, group: TensorParallel, ba
     config = context.config
     try:
         model_config = ModelConfig.from_dict(context.model["config"])
-        source = resolve_model(str(config.model_path), config.serve.load_format, offline=True)
         layout = derive_layout(model_config, config.page_size, config.data_type)
         heads = shard_heads(model_config.num_q_heads, model_config.num_kv_heads, group.size, group.rank)
         loaded = load_model(
             model_config,
-            source,
+            _source(context.model["source"]),
             device=device,
             dtype=TORCH_DTYPES[config.data_type],
             tp=group,
@@ -104,6 +106,15 @@ def _load(context: ChildContext, device: torch.device, group: TensorParallel, ba
     return _Model(model_config, layout, loaded, heads.num_kv_heads)
 
 
+def _source(plain: object) -> ModelSource:
+    """The launcher's ModelSource, which came as plain data."""
+
+    def as_path(_: type[Any], text: str) -> Path:
+        return Path(text)
+
+    return msgspec.convert(plain, ModelSource, dec_hook=as_path)
+
+
 def _plan_memory(
     config: ResolvedConfig, states: StateCoordinator, group: TensorParallel, device: torch.device
 ) -> MemoryPlan:
@@ -112,11 +123,12 @@ def _plan_memory(
     ranks_here = group.size if device.type == "cpu" else 1  # ranks on the CPU share one memory
     budget = int(available * config.serve.mem_fraction) // ranks_here
     costs = {
-        name: PageCost(state.group.page_tokens, smallest_page(group, state.bytes_per_page, device))
+        name: PageCost(state.group.page_tokens, _largest_page(group, state.bytes_per_page, device))
         for name, state in states.states.items()
     }
     request = MemoryRequest(
         max_req_total_len=config.max_req_total_len,
+        is_length_fixed=config.serve.max_req_total_len is not None,
         running_max_req_size=config.serve.running_max_req_size,
         max_total_token_num=config.serve.max_total_token_num,
         mem_fraction=config.serve.mem_fraction,
@@ -126,7 +138,7 @@ def _plan_memory(
     return plan_memory(costs, request)
 
 
-def smallest_page(group: TensorParallel, bytes_per_page: int, device: torch.device) -> int:
+def _largest_page(group: TensorParallel, bytes_per_page: int, device: torch.device) -> int:
     """The largest page of all ranks (heads may be split unequally): the rank with most heads sets the page count."""
     return -smallest(group, -bytes_per_page, device)
 
@@ -173,7 +185,7 @@ def _ready(context: ChildContext, loaded: LoadedModel, plan: MemoryPlan, clock: 
         "block_digests": {index: digest.hex() for index, digest in loaded.block_digests.items()},
         "num_blocks": loaded.num_blocks,
         "num_pages": plan.num_pages,
-        "memory": plan.summary(),
+        "memory": {**plan.summary(), "resident": resident_bytes()},
         "phases": clock.seconds,
     }
     return ChildReady(role=context.role, index=context.index, info=info)

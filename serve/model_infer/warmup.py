@@ -8,6 +8,9 @@ from kernels.interface import AttentionBatch
 from models.forward import ForwardBatch
 from serve.model_infer.attention_state.coordinator import StateCoordinator
 
+# Kernels are compiled by the number of rows; these are met first.
+_ROW_COUNTS = (1, 2, 3, 4, 8, 16)
+
 
 class _Forward(Protocol):
     def forward(self, batch: ForwardBatch) -> torch.Tensor: ...
@@ -21,7 +24,7 @@ def warm_up(model: _Forward, states: StateCoordinator, batch_max_tokens: int, de
     """
     page_tokens = min(group.page_tokens for group in states.layout.groups)
     model.forward(_batch(states, 1, min(page_tokens, batch_max_tokens), device))
-    for num_rows in (1, 4, 16):
+    for num_rows in _ROW_COUNTS:
         if num_rows <= batch_max_tokens:
             model.forward(_batch(states, num_rows, 1, device))
 

@@ -93,7 +93,7 @@ class Worker:
         }
 
     def _memory_now(self) -> dict[str, object]:
-        return {**self._memory, "resident_bytes": resident_bytes()}
+        return {**self._memory, "resident": resident_bytes()}
 
     def _check(self) -> list[str]:
         return self._runner.batch.check_integrity()

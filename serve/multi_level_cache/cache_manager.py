@@ -269,6 +269,8 @@ class CacheManager:
         for lease in self.host.leases.expired():
             self.host.stats.events[f"{lease.kind.value}_lease_expired"] += 1
             self._lapse(lease, DropReason.CLAIM_EXPIRED)
+        if self.tier is not None:
+            self.tier.tick()
         self.poll_tier()
 
     def poll_tier(self) -> None:

@@ -94,9 +94,12 @@ class DiskTier(SecondaryTier):
         self._pool = IoPool(options.num_threads, max(form.object_bytes for form in formats))
 
     def serve_namespace(self, namespace: bytes) -> None:
-        """Serve objects of this namespace from now on; all others are foreign. Once; blocks while the index is read."""
+        """Serve objects of this namespace from now on; all others are foreign. Blocks while the index is read.
+
+        Later calls change nothing: names carry their namespace, so pages of an earlier one just age.
+        """
         if self._committer is not None:
-            raise RuntimeError("a disk tier serves one namespace for its life")
+            return
         self._room.load(self._index, namespace, self._formats)
         self._committer = DiskCommitter(self._index, self._tell)
 

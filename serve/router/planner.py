@@ -122,6 +122,7 @@ class Planner:
         request.growth = self._admission.expected_growth(request)
         self._growth += request.growth
         request.held_since = None
+        request.num_scored_here = 0
         self._count_admission(request)
         request.advance(RequestStatus.PREFILLING)
         plan.join(request, self._batch.join(request))

@@ -46,6 +46,7 @@ class Request:
     limit: most tokens that it may ever have. milestone: value of num_scheduled at which decoding needs attention.
     last_step: last plan that computes it; it is out of flight once that plan has ended.
     growth: pages that admission still expects it to ask for.
+    num_scored, num_scored_here: prompt log-probabilities passed on at all, and computed since it joined.
     match, match_version: its last match with the index, and of which version of it.
     held_since, held_tokens: since when it waits for another's prefill, and the tokens whose prefill time it may wait.
     found: what the cache manager has of it.
@@ -79,6 +80,8 @@ class Request:
     cached_tokens: list[int] | None = None
     has_output: bool = False
     num_preemptions: int = 0
+    num_scored: int = 0
+    num_scored_here: int = 0
     match: PrefixMatch | None = None
     match_version: int = -1
     held_since: float | None = None

@@ -83,7 +83,9 @@ class ResultReader:
         logprobs: list[TokenLogprobs] | None = None
         if result.logprobs and (entry := result.logprobs.get(row)) is not None:
             logprobs = [entry]
-        prompt = result.prompt_logprobs.get(row) if result.prompt_logprobs else None
+        prompt: list[TokenLogprobs] | None = None
+        if result.prompt_logprobs and (entries := result.prompt_logprobs.get(row)) is not None:
+            prompt = _not_told(request, entries)
         self._outputs.add(request, tokens, reason, logprobs, prompt)
 
     def _prompt_only(self, record: PlanRecord, result: StepResult) -> None:
@@ -92,6 +94,14 @@ class ResultReader:
             request = record.rows[row]
             if request is not None and request.finish_reason is None:
                 self._output(request, row, [], None, result)
+
+
+def _not_told(request: Request, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:
+    """Prompt entries that the client has not: a request that joins again computes its prompt again."""
+    num_told = max(0, request.num_scored - request.num_scored_here)
+    request.num_scored_here += len(entries)
+    request.num_scored = max(request.num_scored, request.num_scored_here)
+    return entries[num_told:]
 
 
 def _without(rows: dict[int, list[TokenLogprobs]], sampled: Sequence[int]) -> list[int]:

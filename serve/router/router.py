@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import numpy as np
-
 from serve.ipc.messages import (
     AbortRequest,
     CacheDown,
@@ -21,30 +19,19 @@ from serve.ipc.messages import (
 )
 from serve.router.cache_client import CacheClient
 from serve.router.engine import Engine
+from serve.router.lifecycle import Lifecycle, Table
 from serve.router.outputs import Outputs
 from serve.router.request import Request, RequestKey
 from serve.router.results import ResultReader, name_pages
 from serve.router.settings import EngineFacts, RouterSettings
 from serve.router.statistics import RouterStatistics
-from serve.types import FinishReason, RequestStatus, SamplingParams
+from serve.types import FinishReason, RequestStatus
 
 logger = logging.getLogger(__name__)
 
 
 class StepTimeoutError(Exception):
     """A plan has no result for too long: the engine group must be restarted."""
-
-
-class Table(Protocol):
-    """What the router needs of the request table."""
-
-    def generation(self, slot: int) -> int: ...
-    def num_prompt(self, slot: int) -> int: ...
-    def tokens(self, slot: int) -> np.ndarray: ...
-    def sampling(self, slot: int) -> SamplingParams: ...
-    def root(self, slot: int) -> bytes: ...
-    def names(self, slot: int) -> list[bytes]: ...
-    def mark_released(self, slot: int, generation: int) -> None: ...
 
 
 class Mail(Protocol):
@@ -67,7 +54,6 @@ class Router:
         cpu_clock: Callable[[], float],
     ) -> None:
         self.statistics = RouterStatistics()
-        self.requests: dict[int, Request] = {}  # by slot
         self.engine: Engine | None = None
         self.is_stopping = False
         self._settings = settings
@@ -77,9 +63,9 @@ class Router:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._outputs = Outputs()
+        self._living = Lifecycle(settings.page_size, table, cache, self._outputs, self.statistics)
         self._reader: ResultReader | None = None
         self._early: list[SubmitRequest] = []
-        self._draining: list[Request] = []  # ended, still named by a plan or a job
         self._deadlines: deque[tuple[float, RequestKey]] = deque()  # of requests, in order
         self._order = 0
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -93,6 +79,11 @@ class Router:
             CacheDown: self._cache_down,
             CacheUp: self._cache_up,
         }
+
+    @property
+    def requests(self) -> dict[int, Request]:
+        """Living requests by slot."""
+        return self._living.requests
 
     # --- what the process calls ---
 
@@ -113,9 +104,9 @@ class Router:
 
     def engine_up(self, facts: EngineFacts) -> None:
         """Begin to schedule; requests that came before are taken now."""
-        self.engine = Engine.build(self._settings, facts, self.statistics)
+        self.engine = self._living.engine = Engine.build(self._settings, facts, self.statistics)
         self._reader = ResultReader(
-            self.engine.planner, facts.hasher, self._outputs, self.statistics, self._finish_normally, self._fail
+            self.engine.planner, facts.hasher, self._outputs, self.statistics, self._living.finish, self._living.fail
         )
         early, self._early = self._early, []
         self.turn(early)
@@ -136,8 +127,8 @@ class Router:
 
     def abort_all(self) -> None:
         """End every request; they are released as their plans end."""
-        for request in list(self.requests.values()):
-            self._end(request, FinishReason.ABORT)
+        for request in self.requests.values():
+            self._living.end(request, FinishReason.ABORT)
 
     def has_work(self) -> bool:
         """True while a request lives or a plan is in flight."""
@@ -158,7 +149,7 @@ class Router:
         if refusal is not None:
             self.statistics.num_refused += 1
             self._outputs.refuse(message.server, key, *refusal)
-            self._release_slot(message.server, key)
+            self._living.release_slot(message.server, key)
             return
         request = self._make_request(self.engine, message, key)
         self.requests[key.slot] = request
@@ -214,29 +205,26 @@ class Router:
         self.engine.planner.forget_pages(request, num_kept // self._settings.page_size, even_if_shared=False)
         if not request.is_ended:
             self.engine.admission.estimate.finished(message.num_accepted, request.limit - request.num_prompt)
-            self._end(request, FinishReason.STOP)
+            self._living.end(request, FinishReason.STOP)
 
     def _abort(self, message: AbortRequest) -> None:
         request = self._live(message)
         if request is not None:
-            self._end(request, FinishReason.ABORT)
+            self._living.end(request, FinishReason.ABORT)
         self._drop_early(lambda early: (early.slot, early.generation) == (message.slot, message.generation))
 
     def _server_down(self, message: ServerDown) -> None:
         for request in [r for r in self.requests.values() if r.server == message.server]:
-            self._end(request, FinishReason.ABORT, is_heard=False)
+            self._living.end(request, FinishReason.ABORT, is_heard=False)
         self._drop_early(lambda early: early.server == message.server)
 
     def _drop_early(self, is_dropped: Callable[[SubmitRequest], bool]) -> None:
-        for early in filter(is_dropped, self._early[:]):
+        for early in filter(is_dropped, list(self._early)):
             self._early.remove(early)
-            self._release_slot(early.server, RequestKey(early.slot, early.generation))
+            self._living.release_slot(early.server, RequestKey(early.slot, early.generation))
 
     def _live(self, message: SubmitRequest | FinishRequest | AbortRequest) -> Request | None:
-        request = self.requests.get(message.slot)
-        if request is None or request.key.generation != message.generation:
-            return None
-        return request
+        return self._living.get(RequestKey(message.slot, message.generation))
 
     # --- messages from workers and the cache manager ---
 
@@ -257,7 +245,7 @@ class Router:
     def _take_departed(self, engine: Engine) -> None:
         for request in engine.planner.pop_departed():
             if not request.is_ended:  # its last token was due with a plan that has ended
-                self._fail(request, "the engine gave no token")
+                self._living.fail(request, "the engine gave no token")
 
     def _take_job_answer(self, answer: JobAnswer) -> None:
         if self.engine is None:
@@ -282,64 +270,6 @@ class Router:
     def _cache_up(self, message: CacheUp) -> None:
         self._cache.manager_up()
 
-    # --- ends ---
-
-    def _finish_normally(self, request: Request, reason: FinishReason) -> None:
-        """Its last output is made already."""
-        assert self.engine is not None
-        self.engine.admission.estimate.finished(request.num_generated, request.limit - request.num_prompt)
-        self._retire(request, reason)
-
-    def _fail(self, request: Request, error: str, code: int = 500) -> None:
-        """The state that it made is not to be trusted."""
-        if self.engine is not None and request.holding is not None:
-            first = (request.cached_tokens or [0])[0] // self._settings.page_size
-            self.engine.planner.forget_pages(request, first, even_if_shared=True)
-        self._end(request, FinishReason.ERROR, error, code)
-
-    def _end(
-        self, request: Request, reason: FinishReason, error: str | None = None, code: int = 500, is_heard: bool = True
-    ) -> None:
-        """End a request wherever it stands, with its last output; nothing when it has ended."""
-        if request.is_ended:
-            return
-        if is_heard:
-            output = self._outputs.add(request, [], reason)
-            output.error, output.error_code = error, code
-        self._retire(request, reason)
-
-    def _retire(self, request: Request, reason: FinishReason) -> None:
-        assert self.engine is not None
-        request.finish_reason = reason
-        self.statistics.finished[reason] += 1
-        self.statistics.request_s.observe(self._clock() - request.arrival)
-        self._cache.cancel(request)
-        self.engine.queue.discard(request)
-        self.engine.planner.depart(request)
-        request.advance(RequestStatus.DRAINING)
-        self._draining.append(request)
-
-    def _release_drained(self) -> None:
-        if not self._draining or self.engine is None:
-            return
-        waiting = []
-        for request in self._draining:
-            if self.engine.planner.is_in_flight(request) or request.jobs:
-                waiting.append(request)
-            else:
-                self._release(self.engine, request)
-        self._draining = waiting
-
-    def _release(self, engine: Engine, request: Request) -> None:
-        engine.planner.give_up_pages(request)
-        request.advance(RequestStatus.RELEASED)
-        del self.requests[request.key.slot]
-        self._release_slot(request.server, request.key)
-
-    def _release_slot(self, server: int, key: RequestKey) -> None:
-        self._table.mark_released(key.slot, key.generation)
-        self._outputs.released(server, key)
-
     # --- time and plans ---
 
     def _check_deadlines(self, now: float) -> None:
@@ -354,11 +284,11 @@ class Router:
         timeout_s = self._settings.request_timeout_s
         while self._deadlines:
             deadline, key = self._deadlines[0]
-            request = self.requests.get(key.slot)
-            if request is not None and request.key == key:
+            request = self._living.get(key)
+            if request is not None and not request.is_ended:
                 if deadline > now:
                     return
-                self._end(request, FinishReason.ERROR, f"the request took longer than {timeout_s:g} s", 504)
+                self._living.end(request, FinishReason.ERROR, f"the request took longer than {timeout_s:g} s", 504)
             self._deadlines.popleft()
 
     def _send_plans(self, now: float) -> None:
@@ -366,7 +296,7 @@ class Router:
         if engine is None:
             return
         self._take_departed(engine)
-        self._release_drained()
+        self._living.release_drained()
         while engine.pipeline.has_room and engine.planner.next_plan(self._mail.to_workers, now):
             self._take_departed(engine)
-            self._release_drained()
+            self._living.release_drained()

@@ -1,13 +1,13 @@
 """CI-sized runs of `varve bench serve` against a fake server whose delays and tokens are known."""
 
-import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serve.bench import serve
+from serve import cli
 from unit_tests.serve.bench.fake_server import FakeServer, Script, plain, stream
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.yaml"))
@@ -17,10 +17,8 @@ FIRST, GAP = 0.04, 0.01
 def bench(server: FakeServer, tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     """Exit status and JSON of a run."""
     out = tmp_path / "out.json"
-    parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    args = parser.parse_args(["--base_url", server.base_url, "--json", str(out), "--progress", "false", *flags])
-    status = serve.main(args)
+    fixed = ["--base-url", server.base_url, "--json", str(out), "--progress", "false"]
+    status = cli.main(["bench", "serve", *fixed, *flags])
     return status, json.loads(out.read_text()) if out.exists() else {}
 
 
@@ -109,6 +107,23 @@ def test_failures_are_counted_by_kind_and_give_status_1(tmp_path: Path, capsys: 
     assert 'http_503: 503 {"error": "queue full"}' in printed
 
 
+def test_steps_are_those_of_the_server_s_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers, steps = CachingServer(), 40
+
+    def respond(path: str, body: dict[str, Any]) -> Script:
+        nonlocal steps
+        if path == "/metrics":
+            return plain("200 OK", f"# TYPE x counter\nvarve_router_steps_total {steps}.0\n".encode())
+        steps += 5
+        return answers(path, body)
+
+    with FakeServer(respond) as server:
+        _, data = bench(server, tmp_path, "--num_requests", "3", "--output_len", "2", "--server_pid", str(os.getpid()))
+    assert data["medians"]["pass 1"]["server_steps"] == 15
+    assert data["medians"]["pass 1"]["server_cpu_s"]["main"] >= 0
+    assert "(15 steps, by the server's count)" in capsys.readouterr().out
+
+
 def test_a_server_without_usage_is_counted_by_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FakeServer(lambda path, body: stream(3, 0.0, 0.0, None)) as server:
         status, data = bench(server, tmp_path, "--model", "m", "--output_len", "3", "--input_len", "20")
@@ -132,16 +147,19 @@ def test_the_api_key_is_sent_and_not_written(tmp_path: Path) -> None:
         (("--base_url", "nowhere"), "--base_url nowhere: should be"),
         (("--base_url", "http://127.0.0.1:1"), "no answer from http://127.0.0.1:1/v1/models"),
         (("--server_pid", "99999999"), "--server_pid 99999999: no such process"),
+        (("--json", "/dev/null/x"), "--json /dev/null/x: Not a directory"),
+        (("--plot", "/dev/null/x"), "--plot /dev/null/x: Not a directory"),
+        (("--bas_url", "x"), "unknown flag --bas_url"),
     ],
 )
 def test_what_cannot_run_is_one_line_and_status_2(
     flags: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FakeServer(CachingServer()) as server:
-        status, data = bench(server, tmp_path, *flags)
+        status, _ = bench(server, tmp_path, *flags)
     printed = capsys.readouterr()
-    assert (status, data, printed.out) == (2, {}, "")
-    assert printed.err.startswith(f"varve bench serve: {line}")
+    assert status == 2
+    assert printed.err.startswith(f"varve: error: {line}")
     assert printed.err.count("\n") == 1
 
 

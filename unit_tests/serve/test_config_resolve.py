@@ -18,17 +18,25 @@ def resolved(machine: MachineShape = CPU, model: ModelShape = MODEL, **flags: An
 @pytest.mark.parametrize(
     ("machine", "flags", "expected"),
     [
-        (CPU, {}, {"device": "cpu", "data_type": "float32", "batch_max_tokens": 2048, "chunked_prefill_size": 2048}),
+        (CPU, {}, {"device": "cpu", "data_type": "bfloat16", "batch_max_tokens": 2048, "chunked_prefill_size": 2048}),
         (CUDA, {}, {"device": "cuda", "data_type": "bfloat16", "batch_max_tokens": 8192}),
-        (CUDA, {"device": "cpu"}, {"device": "cpu", "data_type": "float32"}),
-        (CPU, {"data_type": "bfloat16"}, {"data_type": "bfloat16"}),
+        (CUDA, {"device": "cpu"}, {"device": "cpu", "batch_max_tokens": 2048}),
+        (CPU, {"data_type": "float32"}, {"data_type": "float32"}),
         (CPU, {"batch_max_tokens": 100}, {"batch_max_tokens": 100, "chunked_prefill_size": 100}),
         (CPU, {"chunked_prefill_size": 100}, {"batch_max_tokens": 2048, "chunked_prefill_size": 100}),
         (CPU, {"chunked_prefill_size": 5000}, {"batch_max_tokens": 5000, "chunked_prefill_size": 5000}),
         (CPU, {}, {"max_req_total_len": 4096, "page_size": 64, "model_name": "m"}),
         (CPU, {"max_req_total_len": 100, "served_model_name": "n"}, {"max_req_total_len": 100, "model_name": "n"}),
+        (CPU, {"max_total_token_num": 1000}, {"max_req_total_len": 999}),
+        (CPU, {"max_total_token_num": 10000}, {"max_req_total_len": 4096}),
+        (CPU, {"max_total_token_num": 1001, "max_req_total_len": 1000}, {"max_req_total_len": 1000}),
         (CPU, {"tp": 3}, {"threads_per_worker": 2}),
-        (CPU, {}, {"cpu_cache_bytes": 0}),
+        (CPU, {}, {"cpu_cache_bytes": 0, "disk_cache_bytes": 0, "disk_cache_dir": None}),
+        (
+            CPU,
+            {"enable_cpu_cache": True, "enable_disk_cache": True, "disk_cache_dir": Path("/d")},
+            {"disk_cache_bytes": 10 << 30, "disk_cache_dir": Path("/d")},
+        ),
         (CPU, {"enable_cpu_cache": True}, {"cpu_cache_bytes": 2 << 30}),
         (CPU, {"enable_cpu_cache": True, "cpu_cache_storage_size": 0.5}, {"cpu_cache_bytes": 1 << 29}),
         (CPU, {"tp": 16}, {"threads_per_worker": 1}),
@@ -48,7 +56,7 @@ def test_defaults_depend_on_model_and_machine(
     assert {name: getattr(config, name) for name in expected} == expected
 
 
-def test_a_float32_checkpoint_stays_float32_on_a_gpu() -> None:
+def test_a_float32_checkpoint_stays_float32() -> None:
     assert resolved(CUDA, ModelShape(Path("m"), "m", 10, "float32")).data_type == "float32"
 
 
@@ -60,8 +68,21 @@ def test_a_float32_checkpoint_stays_float32_on_a_gpu() -> None:
             "--chunked_prefill_size 20 is above --batch_max_tokens 10",
         ),
         ({"cpu_cache_storage_size": 3}, "--cpu_cache_storage_size needs --enable_cpu_cache"),
+        ({"disk_cache_storage_size": 3}, "--disk_cache_storage_size needs --enable_disk_cache"),
+        (
+            {"enable_disk_cache": True},
+            "--enable_disk_cache needs --enable_cpu_cache: pages reach the disk through CPU memory",
+        ),
+        (
+            {"fault_inject": "disk.read"},
+            "--fault_inject: fault 'disk.read': '' is not one of delay, fail, drop, bitflip, hang",
+        ),
         ({"cpu_cache_sync": True}, "--cpu_cache_sync needs --enable_cpu_cache"),
         ({"cpu_cache_store_output": True}, "--cpu_cache_store_output needs --enable_cpu_cache"),
+        (
+            {"max_total_token_num": 1000, "max_req_total_len": 1000},
+            "--max_total_token_num 1000 cannot hold one request of --max_req_total_len 1000",
+        ),
         ({"max_req_total_len": 4097}, "--max_req_total_len 4097 is above the model's context of 4096 tokens"),
     ],
 )

@@ -24,7 +24,6 @@ def parse(*words: str) -> dict[str, object]:
 def test_only_given_flags_are_reported_under_the_names_that_the_user_sees() -> None:
     assert parse() == {}
     assert parse("--num_things", "7", "--json", "x") == {"num_things": "7", "json": "x"}
-    assert parse("--num-things", "7") == {"num_things": "7"}
 
 
 def test_a_boolean_flag_alone_means_true_and_takes_a_value() -> None:

@@ -48,10 +48,15 @@ def test_what_is_unusual_has_lines_of_its_own() -> None:
         "failures: http_503 1, timeout 2",
         "1 answers were shorter than asked for",
         "the server sent no usage",
-        "router     0.50           250.000",
-        "(about 2 decode steps",
+        "router     0.50    250.000",
+        "(2 decode steps, estimated",
     ):
         assert line in text
+
+
+def test_the_server_s_own_count_of_steps_is_used() -> None:
+    text = format_pass("t", summarize([record()]) | {"server_cpu_s": {"router": 0.5}, "server_steps": 100.0}, {})
+    assert "router     0.50      5.000\n(100 steps, by the server's count)" in text
 
 
 def test_failures_only_still_give_a_report() -> None:

@@ -33,13 +33,17 @@ def test_nothing_breaks_the_app(build, method, path, mode):
     bench = build(admin_api_key=None)
     schema = schemathesis.openapi.from_asgi("/openapi.json", bench.app)
     operation = schema[path][method]
-    num_examples = 60 if method == "POST" and not path.startswith("/admin") else 8
+    num_examples = 40 if method == "POST" and not path.startswith("/admin") else 8
     if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query):
         pytest.skip("nothing to get wrong")
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
-        max_examples=num_examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=num_examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     def check(case):
         response = case.call()

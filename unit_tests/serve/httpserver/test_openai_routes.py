@@ -129,7 +129,7 @@ def test_choices_have_seeds_of_their_own_and_do_not_mix(bench, run):
     assert body["usage"]["prompt_tokens"] == 2
     bench.says(*texts)
     events = run(stream(bench, CHAT, {**HI, "n": 3}))
-    found = {index: "" for index in range(3)}
+    found = dict.fromkeys(range(3), "")
     for event in events:
         choice = event["choices"][0]
         found[choice["index"]] += choice["delta"].get("content", "")
@@ -158,7 +158,7 @@ def test_echo_with_logprobs_scores_prompt_and_output(bench, run, streamed):
         parts = [event["choices"][0] for event in run(stream(bench, URL, request))]
         text = "".join(part["text"] for part in parts)
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        scores = {name: sum((part["logprobs"][name] for part in parts), []) for name in names}
+        scores = {name: [item for part in parts for item in part["logprobs"][name]] for name in names}
     else:
         choice = run(ask(bench, URL, request))["choices"][0]
         text, scores = choice["text"], choice["logprobs"]

@@ -75,6 +75,22 @@ def test_a_restarted_process_takes_no_slot_that_is_in_use(bench, run, tokenizer)
     run(scenario())
 
 
+def test_slots_filled_for_a_dead_router_are_handed_to_the_next(bench, run):
+    async def scenario():
+        bench.router.auto = False
+        bench.router.full = True  # what is sent now is lost
+        with pytest.raises(ApiError):
+            bench.service.start(spec(8))
+        bench.router.full = False
+        assert bench.service.num_free_slots == 0
+        bench.engine_up()
+        await asyncio.sleep(0)
+        assert bench.service.num_free_slots == 8
+        bench.check_idle()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_engine_death_fails_running_requests(bench, run, stream):
     async def scenario():
@@ -148,8 +164,8 @@ def test_a_client_that_leaves_is_aborted_at_once(bench, run, serve_app, stream):
             host, port = url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             body = json.dumps({**BODY, "stream": stream, "n": 2}).encode()
-            head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
+            head = ["Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+            writer.write("\r\n".join([f"POST {URL} HTTP/1.1", *head, "", ""]).encode() + body)
             await wait_for(lambda: len(bench.router.running) == 2)
             bench.router.step()
             if stream:

@@ -15,8 +15,10 @@ from serve.httpserver.tokenizer import TokenizerError, byte_tokenizer, load_toke
 ROOT = Path(__file__).resolve().parents[3]
 FRAGMENTS = [
     "12345", "3.14159", "1,000,000", "٣٤٥", "x² + y³", "Ⅷ", "def f(x):\n    return x**2\n", "for(int i=0;i<10;++i){}",
-    "\t\tif a:\n\n\n", "  two", "   three spaces   ", "\r\n\r\n", "你好，世界", "日本語のテキスト", "안녕하세요", "😀😃👩‍👩‍👧‍👦", "🇩🇪",
-    "naïve café", "e\u0301", "Привет", "مرحبا", "don't we'll I'VE", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "http://a.b/c?d=1",
+    "\t\tif a:\n\n\n", "  two", "   three spaces   ", "\r\n\r\n", "你好，世界", "日本語のテキスト", "안녕하세요",
+    "😀😃👩‍👩‍👧‍👦", "🇩🇪",
+    "naïve café", "e\u0301", "Привет", "مرحبا", "don't we'll I'VE",
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "http://a.b/c?d=1",
     "\x00\x07", "\ufeff", "�", "…—“quoted”", "a" * 30, "ABC", "Hello", " world", "\n", " ", "\u3000", "\xa0",
 ]  # fmt: skip
 

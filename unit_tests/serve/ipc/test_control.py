@@ -141,6 +141,24 @@ def test_nothing_but_the_one_method_is_reachable(owner: Owner, run_dir: Path) ->
     connection.close()
 
 
+def test_closing_under_a_connected_client_is_quiet(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    errors: list[threading.ExceptHookArgs] = []
+    hook, threading.excepthook = threading.excepthook, errors.append
+    try:
+        for _ in range(5):
+            owner = Owner(run_dir)
+            client = ControlClient(run_dir, "control-router-0")
+            client.call("status")
+            owner.stop()
+            owner.server.close()
+            time.sleep(0.02)
+            client.close()
+    finally:
+        threading.excepthook = hook
+    assert errors == []
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_the_descriptor_is_readable_while_a_call_waits(run_dir: Path) -> None:
     server = ControlServer(run_dir, "control-cache-0", {"ping": lambda: "pong"})
     answers: list[Any] = []

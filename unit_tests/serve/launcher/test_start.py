@@ -35,7 +35,7 @@ def test_the_summary_is_printed_once(served: Any) -> None:
     out = served.out
     assert out.count("Varve serves fake at http://127.0.0.1:") == 1
     assert "full (full): 62.5 KiB a page of 64 tokens; device 99 pages, 6336 tokens, 6.0 MiB; host 0 pages" in out
-    assert "worker-1: weights 1.0 MiB, pool 3.0 MiB" in out
+    assert "worker-1: tokens 6400, weights 1.0 MiB, pool 3.0 MiB" in out
     assert "load weights 0.5 s" in out
     assert f"run directory {served.run_dir}" in out
     assert "loading weights: 100%" in out

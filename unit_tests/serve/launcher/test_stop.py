@@ -5,6 +5,8 @@ import signal
 import time
 from typing import Any
 
+import pytest
+
 from unit_tests.serve.launcher.conftest import is_alive
 
 
@@ -23,9 +25,10 @@ def test_a_stop_goes_through_the_roles_in_order_and_drains_http_first(start: Any
     assert server.err == ""
 
 
-def test_ctrl_c_reaches_the_whole_group_and_only_the_launcher_acts(start: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_is_acted_on_by_the_launcher_only(start: Any, number: signal.Signals) -> None:
     server = start().wait_ready()
-    os.killpg(server.process.pid, signal.SIGINT)
+    os.killpg(server.process.pid, number)
     assert server.wait_exit() == 0
     assert [event["role"] for event in server.events("stop")] == ["httpserver", "router", "worker"]
     assert "Traceback" not in server.out + server.err

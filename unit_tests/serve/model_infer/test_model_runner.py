@@ -43,6 +43,19 @@ def test_prompts_around_page_boundaries(driver: Driver, length: int):
     assert follows_greedily(prompt, driver.outputs[0])
 
 
+def test_what_stands_in_a_page_before_it_is_written_does_not_matter(driver: Driver):
+    """A page that a failed row left full of NaN is given to another request."""
+    driver.runner._states.pools()["full"].fill_(torch.nan)
+    prompt = random_prompt(21, 1)
+    driver.join(0, 0, prompt)
+    driver.run({0: 18})
+    driver.run({0: 3})
+    for _ in range(5):
+        driver.run()
+    assert len(driver.outputs[0]) == 6
+    assert follows_greedily(prompt, driver.outputs[0])
+
+
 def test_requests_that_come_and_go_do_not_disturb_each_other(driver: Driver):
     prompts = {slot: random_prompt(length, slot) for slot, length in enumerate((40, 7, 1, 25))}
     driver.join(0, 0, prompts[0])

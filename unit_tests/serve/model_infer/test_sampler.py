@@ -39,9 +39,19 @@ MIXED = [
 ]
 
 
-def test_a_token_does_not_depend_on_the_batch():
+def batched(sampler: Sampler) -> Sampler:
+    """Draws as it does on other devices."""
+    sampler._draw = sampler._draw_batched
+    return sampler
+
+
+@pytest.mark.parametrize("draws_batched", [False, True])
+def test_a_token_does_not_depend_on_the_batch(draws_batched: bool):
     everything = make_sampler(dict(enumerate(MIXED)))
     alone = [make_sampler({row: params}) for row, params in enumerate(MIXED)]
+    if draws_batched:
+        for sampler in (everything, *alone):
+            batched(sampler)
     rng = np.random.default_rng(0)
     for position in range(3, 40):
         logits = make_logits(len(MIXED), position)
@@ -52,6 +62,16 @@ def test_a_token_does_not_depend_on_the_batch():
             single = alone[row].sample(logits[row : row + 1].clone(), np.array([row]), positions[:1])
             assert single.id_list[0] == together.id_list[place]
             assert single.logprobs.get(row) == together.logprobs.get(row)
+
+
+def test_both_ways_to_draw_choose_the_same_tokens():
+    """But for a nucleus so wide that one sorts it and the other does not; both are exact."""
+    rows = dict(enumerate(MIXED[:6]))
+    by_row, in_batch = make_sampler(rows), batched(make_sampler(rows))
+    for position in range(3, 60):
+        logits = make_logits(len(rows), position)
+        arguments = np.arange(len(rows)), np.full(len(rows), position)
+        assert by_row.sample(logits.clone(), *arguments).id_list == in_batch.sample(logits, *arguments).id_list
 
 
 def test_greedy_rows_take_the_first_maximum_and_leave_the_logits():

@@ -118,7 +118,8 @@ class FakeWorker:
             pages = {group: list(ids) for group, ids in join.pages.items()}
             row = _Row(join.slot, join.generation, tokens, join.num_known, join.num_cached, pages)
             self.rows[join.row] = row
-            assert join.num_cached < join.num_known and self._read(row) == tokens[: join.num_cached]
+            assert join.num_cached < join.num_known
+            assert self._read(row) == tokens[: join.num_cached]
         for number, group, pages in plan.new_pages:
             self.rows[number].pages[group].extend(pages)
 
@@ -237,7 +238,8 @@ class Harness:
         for output in message.outputs:
             client = self.clients[output.slot, output.generation]
             assert client.server == server
-            assert not client.finishes and not client.is_released, "an output after the last"
+            assert client.finishes == [], "an output after the last"
+            assert not client.is_released, "an output after the release"
             client.tokens += output.token_ids
             client.outputs.append(output)
             if output.finish_reason is not None:
@@ -320,11 +322,12 @@ class Harness:
     def check_idle(self) -> None:
         """All ended, once; nothing leaked."""
         self.check()
-        assert not self.router.has_work() and not self.router.requests
+        assert not self.router.has_work()
+        assert not self.router.requests
         assert all(group.num_used == 0 for group in self.ledger.groups.values())
         assert self.router.engine.planner._growth == 0
         for client in self.clients.values():
-            assert client.is_released and len(client.finishes) == 1, client
+            assert (client.is_released, len(client.finishes)) == (True, 1), client
 
     def check_tokens(self, client: Client) -> None:
         limit = min(self.settings.max_total_len, self.num_pages * PAGE)

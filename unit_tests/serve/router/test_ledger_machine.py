@@ -37,6 +37,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.jobs: dict[JobId, tuple[set[int], str, list[int]]] = {}
         self.alive: list[_User] = []
         self.num_jobs = 0
+        self.seen: tuple[int, list] | None = None  # version of the index, and what matched then
 
     @rule(target=users, text=texts)
     def admit(self, text: str) -> _User:
@@ -151,6 +152,17 @@ class LedgerMachine(RuleBasedStateMachine):
         for name, group in self.ledger.groups.items():
             for page in group.index:
                 assert group.index.name(page) == self.content[name, page].encode()
+
+    @invariant()
+    def matches_of_one_version_are_equal(self) -> None:
+        version = self.ledger.index_version
+        found = [
+            self.ledger.match([text[: end + 1].encode() for end in range(len(text))], 100 * PAGE)
+            for text in ("aaaaaa", "ababab", "bbbbbb", "abbabb")
+        ]
+        if self.seen is not None and self.seen[0] == version:
+            assert self.seen[1] == found
+        self.seen = (version, found)
 
     @invariant()
     def holders_still_have_their_bytes(self) -> None:

@@ -44,7 +44,9 @@ def test_a_name_keeps_its_page_and_a_page_its_name():
     assert index.add(b"a", 1)
     assert not index.add(b"a", 2)
     assert not index.add(b"b", 1)
-    assert index.page(b"a") == 1 and index.name(1) == b"a" and len(index) == 1
+    assert index.page(b"a") == 1
+    assert index.name(1) == b"a"
+    assert len(index) == 1
     assert index.check_integrity() == []
 
 

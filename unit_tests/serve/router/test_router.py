@@ -66,7 +66,11 @@ def test_steady_decode_plans_carry_nothing():
     harness.submit(prompt_of(17), max_tokens=30)
     harness.step_all()
     plan = harness.plans[2]
-    assert not (plan.leaves or plan.joins or plan.new_pages or plan.chunks or plan.paused)
+    assert not (plan.leaves)
+    assert not (plan.joins)
+    assert not (plan.new_pages)
+    assert not (plan.chunks)
+    assert not (plan.paused)
 
 
 def test_no_plan_is_sent_when_there_is_nothing_to_run():
@@ -165,7 +169,8 @@ def test_prompt_logprobs_compute_all_but_leave_their_pages():
     harness.run()
     later = harness.submit(prompt_of(64, 5), max_tokens=2)
     harness.run()
-    assert later.num_cached == 48 and later.tokens == other.tokens
+    assert later.num_cached == 48
+    assert later.tokens == other.tokens
     harness.check_idle()
 
 
@@ -204,7 +209,8 @@ def test_a_prompt_that_cannot_fit_is_refused_with_400():
     harness = Harness(num_pages=4)
     client = harness.submit(prompt_of(64))
     assert client.finishes == [FinishReason.ERROR]
-    assert client.last.error_code == 400 and client.last.error
+    assert client.last.error_code == 400
+    assert client.last.error
     harness.check_idle()
 
 
@@ -212,7 +218,8 @@ def test_a_full_queue_refuses_with_429():
     harness = Harness(max_queue_size=2, max_rows=1)
     clients = [harness.submit(prompt_of(10, seed)) for seed in range(5)]
     refused = [client for client in clients if client.finishes]
-    assert len(refused) == 2 and all(client.last.error_code == 429 for client in refused)
+    assert len(refused) == 2
+    assert all(client.last.error_code == 429 for client in refused)
     harness.run()
     harness.check_idle()
 
@@ -224,7 +231,8 @@ def test_a_request_that_takes_too_long_ends_with_504():
     assert harness.router.next_deadline() == pytest.approx(105.0)
     harness.clock.advance(5.0)
     harness.router.turn([])
-    assert client.finishes == [FinishReason.ERROR] and client.last.error_code == 504
+    assert client.finishes == [FinishReason.ERROR]
+    assert client.last.error_code == 504
     harness.run()
     harness.check_idle()
 
@@ -262,7 +270,8 @@ def test_a_failed_row_ends_alone_and_leaves_no_page():
     del result.rows[place], result.token_ids[place]
     result.failed_rows = {row: "logits are not finite"}
     harness.router.turn([result])
-    assert bad.finishes == [FinishReason.ERROR] and bad.last.error == "logits are not finite"
+    assert bad.finishes == [FinishReason.ERROR]
+    assert bad.last.error == "logits are not finite"
     harness.run()
     harness.check_tokens(good)
     again = harness.submit(prompt_of(40, 1), max_tokens=1)
@@ -325,7 +334,8 @@ def test_a_dead_server_takes_its_requests_with_it():
     harness.step_all()
     harness.router.turn([ServerDown(1)])
     harness.run()
-    assert gone.is_released and not gone.finishes
+    assert gone.is_released
+    assert not gone.finishes
     harness.check_tokens(stays)
     assert not harness.router.requests
 
@@ -352,7 +362,8 @@ def test_requests_that_came_before_the_engine_are_served():
     harness.engine_up()
     harness.run()
     harness.check_tokens(client)
-    assert dropped.is_released and not dropped.outputs
+    assert dropped.is_released
+    assert not dropped.outputs
 
 
 def test_a_pool_of_two_groups_moves_together():

@@ -130,7 +130,8 @@ class RouterMachine(RuleBasedStateMachine):
             self.harness.clock.advance(0.5)  # the only things still waited for have deadlines
             self.harness.router.turn([])
         for client in self.unheard:
-            assert client.is_released and not client.finishes
+            assert client.is_released
+            assert not client.finishes
             del self.harness.clients[client.slot, client.generation]
         self.harness.check_idle()
         for client in self.harness.clients.values():
@@ -143,7 +144,8 @@ class RouterMachine(RuleBasedStateMachine):
         if client.finishes == [FinishReason.LENGTH]:
             assert client.tokens == expected
         elif client.finishes == [FinishReason.ERROR]:
-            assert not client.tokens and client.last.error_code in (400, 429)
+            assert not client.tokens
+            assert client.last.error_code in (400, 429)
         else:
             assert client.tokens == expected[: len(client.tokens)]
 

@@ -39,7 +39,7 @@ Script = Callable[[FakeRequest], Sequence[int]]
 class FakeRouter:
     """Takes messages like an Outbox, gives outputs to the service. Steps by itself while `auto` is set.
 
-    script: tokens of a request; it ends with STOP after them when `stops`, else with LENGTH, at max_tokens at the latest.
+    script: tokens of a request; after them it ends, with STOP when `stops`, else with LENGTH; max_tokens ends it too.
     cached: by tier, of every request. refuse: (status, text) for every request. full: sends raise.
     """
 

@@ -58,7 +58,7 @@ def ready_info(context: ChildContext, behaviour: str) -> dict[str, object]:
     return {
         "num_pages": {"full": 100 - context.index},
         "block_digests": {0: digest * 32, context.index + 1: "cd" * 32},
-        "memory": {"weights": 1 << 20, "pool": 3 << 20},
+        "memory": {"num_tokens": 6400, "weights": 1 << 20, "pool_bytes": 3 << 20},
         "phases": {"load weights": 0.25 * (context.index + 1)},
     }
 

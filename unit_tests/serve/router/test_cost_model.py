@@ -1,0 +1,43 @@
+"""Predictions follow what is measured, and go back to the prior in silence."""
+
+import pytest
+
+from serve.router.cost_model import CostModel, CostPrior
+
+
+def test_nothing_measured_gives_the_prior():
+    model = CostModel(CostPrior(1000.0, 0.02))
+    assert model.prefill_tokens_per_s(5.0) == pytest.approx(1000.0)
+    assert model.decode_step_s(5.0) == pytest.approx(0.02)
+    assert model.recompute_s(500, 5.0) == pytest.approx(0.54)
+
+
+def test_measured_steps_outweigh_the_prior():
+    model = CostModel(CostPrior(1000.0, 0.02))
+    for step in range(10):
+        model.observe(0, 8, 0.1, step * 0.1)
+        model.observe(512, 0, 512 / 200, step * 0.1)
+    assert model.decode_step_s(1.0) == pytest.approx(0.1, rel=0.15)
+    assert model.prefill_tokens_per_s(1.0) == pytest.approx(200, rel=0.05)
+
+
+def test_a_mixed_step_charges_prefill_only_for_what_decode_does_not_take():
+    model = CostModel(CostPrior(1000.0, 0.1))
+    for step in range(20):
+        model.observe(100, 8, 0.2, step * 0.1)
+    assert model.prefill_tokens_per_s(2.0) == pytest.approx(1000, rel=0.05)
+
+
+def test_silence_decays_to_the_prior():
+    model = CostModel(CostPrior(1000.0, 0.02))
+    model.observe(10_000, 0, 100.0, 0.0)
+    assert model.prefill_tokens_per_s(0.0) < 110
+    assert model.prefill_tokens_per_s(1000.0) == pytest.approx(1000.0, rel=0.01)
+
+
+def test_impossible_samples_are_ignored():
+    model = CostModel(CostPrior(1000.0, 0.02))
+    model.observe(100, 0, 0.0, 0.0)
+    model.observe(0, 0, 1.0, 0.0)
+    assert model.prefill_tokens_per_s(0.0) == pytest.approx(1000.0)
+    assert model.decode_step_s(0.0) == pytest.approx(0.02)
