@@ -15,6 +15,7 @@ import pytest
 
 from serve.multi_level_cache.checksum import object_checksums, unit_seeds
 from serve.multi_level_cache.disk_directory import DiskDirectoryError, load_or_create_key
+from serve.multi_level_cache.disk_index import DiskIndex
 from serve.multi_level_cache.disk_io import SegmentFile
 from serve.multi_level_cache.disk_room import DiskOptions
 from serve.multi_level_cache.disk_tier import DiskTier
@@ -50,7 +51,7 @@ class Disk:
     def store(self, *names: object, form: ObjectFormat = FULL, root: bytes = b"r" * 32) -> list[TransferOutcome]:
         outcomes = []
         for name in names:
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while not self.tier.can_accept(form.object_bytes) and time.monotonic() < deadline:
                 self.tier.poll_finished()
                 time.sleep(0.002)
@@ -65,7 +66,7 @@ class Disk:
         return self.wait(), data
 
     def wait(self) -> TransferResult:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if results := self.tier.poll_finished():
                 (result,) = results
@@ -251,6 +252,39 @@ def test_a_store_in_progress_is_not_published_after_a_flush(disk: Disk, monkeypa
     disk.tier.evict_root(None)
     gate.set()
     assert disk.wait().outcome is TransferOutcome.REFUSED
+    again = disk.reopen()
+    assert again.has("a") == [False]
+    again.tier.close(10)
+
+
+def test_bytes_are_written_and_synced_before_their_row(disk: Disk, monkeypatch: pytest.MonkeyPatch):
+    steps: list[str] = []
+    for kind, name in ((SegmentFile, "write"), (SegmentFile, "sync"), (DiskIndex, "change")):
+        real = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *args, real=real, name=name: (steps.append(name), real(*args)))
+    disk.store("a")
+    assert steps == ["write", "sync", "change"]
+
+
+def test_a_slot_is_free_only_after_its_row_and_its_readers_are_gone(disk: Disk, monkeypatch: pytest.MonkeyPatch):
+    disk.store("a")
+    free = disk.tier._space.num_free(4096)
+    gate = threading.Event()
+    read = SegmentFile.read
+    monkeypatch.setattr(SegmentFile, "read", lambda *arguments: (gate.wait(10), read(*arguments)))
+    views = [np.zeros(4096, dtype=np.uint8)]
+    disk.tier.submit_load(LoadRequest(disk.ticket(), PageKey(page_name("a"), "full"), FULL, views))
+    disk.tier.evict([PageKey(page_name("a"), "full")])
+    time.sleep(0.05)
+    assert disk.tier.poll_finished() == []
+    assert disk.tier._space.num_free(4096) == free, "a read goes on"
+    gate.set()
+    assert disk.wait().outcome is TransferOutcome.DONE
+    deadline = time.monotonic() + 60
+    while disk.tier._space.num_free(4096) == free and time.monotonic() < deadline:
+        disk.tier.poll_finished()
+        time.sleep(0.002)
+    assert disk.tier._space.num_free(4096) == free + 1
     again = disk.reopen()
     assert again.has("a") == [False]
     again.tier.close(10)
