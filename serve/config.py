@@ -44,6 +44,9 @@ class ServeConfig(BaseModel):
     )
     cpu_cache_sync: bool = Field(False, description="copy pages to and from CPU memory without overlap (slower)")
     cpu_cache_store_output: bool = Field(False, description="also store pages of generated tokens in CPU memory")
+    fault_inject: str = Field(
+        "", description="faults of the cache on purpose, for tests: SITE:ACTION[=SECONDS][:n=CALL|:p=RATE],..."
+    )
     max_loading_fraction: float = Field(
         0.5, gt=0, le=1, description="share of a device pool that pages being loaded may take at most"
     )
