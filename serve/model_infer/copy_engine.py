@@ -63,6 +63,10 @@ class CopyEngine(ABC):
     def finish(self) -> None:
         """Block until everything queued has been done."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the engine holds, on any thread; nothing is queued any more."""
+
     def context(self) -> AbstractContextManager[Any]:
         """Surrounds the other calls: makes this engine's stream the current one."""
         return nullcontext()
@@ -136,6 +140,9 @@ class CpuCopyEngine(CopyEngine):
 
     def finish(self) -> None:
         """Each call has done its work when it returned."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def page_part(pool: torch.Tensor, run: PageRun, piece: Piece) -> torch.Tensor:

@@ -116,3 +116,6 @@ class CudaCopyEngine(CopyEngine):
     def finish(self) -> None:
         self._done.record(self._stream)
         self._done.synchronize()
+
+    def close(self) -> None:
+        self._locked.close()

@@ -193,5 +193,7 @@ class StagingEngine:
         have_ended = [stream.close(_JOIN_TIMEOUT_S) for stream in self._streams.values()]
         if all(have_ended):
             self._wakeup.close()
+            for mover in self._parts.movers.values():
+                mover.engine.close()
         else:
             logger.error("a staging thread does not end")

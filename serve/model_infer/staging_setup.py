@@ -62,12 +62,18 @@ def make_parts(
 ) -> StagingParts:
     """Parts with the copy engines that fit the pools' device."""
     device = next(iter(groups.values())).pool.device
+    return StagingParts(arena, groups, make_movers(arena, device, injector), injector, is_sync)
+
+
+def make_movers(
+    arena: HostArena, device: torch.device, injector: FaultInjector | None = None
+) -> dict[Direction, PageMover]:
+    """One a direction, with an engine of its own each."""
     load_engine, store_engine = make_engines(device, arena.payload)
-    movers: dict[Direction, PageMover] = {
+    return {
         Direction.LOAD: PageLoader(arena, load_engine, injector),
         Direction.STORE: PageStorer(arena, store_engine, injector),
     }
-    return StagingParts(arena, groups, movers, injector, is_sync)
 
 
 def make_engines(device: torch.device, host: Bytes) -> tuple[CopyEngine, CopyEngine]:

@@ -25,6 +25,7 @@ from serve.ipc.messages import ChildReady, Progress
 from serve.ipc.request_table import RequestTable
 from serve.model_infer.attention_state.base import TORCH_DTYPES
 from serve.model_infer.attention_state.coordinator import StateCoordinator
+from serve.model_infer.copy_probe import ProbeError, measure_copies
 from serve.model_infer.input_batch import InputBatch
 from serve.model_infer.job_answers import RefusedJobs
 from serve.model_infer.memory_info import available_memory, resident_bytes
@@ -33,7 +34,7 @@ from serve.model_infer.model_runner import Model, ModelRunner
 from serve.model_infer.page_table import PageTable
 from serve.model_infer.phases import PhaseClock
 from serve.model_infer.sampler import Sampler
-from serve.model_infer.staging import StagingEngine
+from serve.model_infer.staging import StagingEngine, StagingParts
 from serve.model_infer.staging_setup import build_staging, workspace_bytes
 from serve.model_infer.tp_group import join_group, smallest
 from serve.model_infer.warmup import warm_up
@@ -76,8 +77,10 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
         warm_up(model.loaded.model, states, config.batch_max_tokens, device)
     with clock.phase("staging"):
         staging = build_staging(context, model.layout, states.pools(), group.size, group.rank)
+        copy_bytes_per_s = {} if staging is None else _measure_copies(staging)
     memory = {**plan.summary(), "staging": staging_bytes}
     ready = _ready(context, model.loaded, plan.num_pages, memory, clock)
+    ready.info["copy_bytes_per_s"] = copy_bytes_per_s
     worker = Worker(context, runner, memory, RefusedJobs if staging is None else partial(StagingEngine, staging))
     gc.collect()
     gc.freeze()  # what start-up made lives as long as the process: the collector need not look at it again
@@ -185,6 +188,13 @@ def _make_runner(
     sampler = Sampler(max_rows, model.config.vocab_size, model.config.eos_token_ids, device)
     network: Model = model.loaded.model
     return ModelRunner(network, batch, states, sampler, table, group, context.epoch)
+
+
+def _measure_copies(staging: StagingParts) -> dict[str, float]:
+    try:
+        return measure_copies(staging.groups, staging.arena.shape.slot_bytes)
+    except ProbeError as error:
+        raise StartError(str(error)) from error
 
 
 def _ready(
