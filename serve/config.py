@@ -52,7 +52,7 @@ class ServeConfig(BaseModel):
         None, description="directory of the disk cache, one server's at a time; default: ~/.cache/varve/pages"
     )
     fault_inject: str = Field(
-        "", description="faults on purpose, for tests: disk.read:delay=0.2:p=0.1,host.copy_in:fail:n=3"
+        "", description="cache faults on purpose, for tests: SITE:ACTION[=SECONDS][:n=CALL|:p=RATE],..."
     )
     max_loading_fraction: float = Field(
         0.5, gt=0, le=1, description="share of a device pool that pages being loaded may take at most"

@@ -97,10 +97,14 @@ def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
 
 
 def resolve_cpu_cache(serve: ServeConfig) -> int:
-    """Bytes of the host arena, 0 without one. Raises ConfigError for options of a cache that is off."""
+    """Bytes of the host arena, 0 without one. Raises ConfigError for faults or options that make no sense."""
+    try:
+        parse_faults(serve.fault_inject)
+    except FaultSpecError as error:
+        raise ConfigError(f"--fault_inject: {error}") from error
     if serve.enable_cpu_cache:
         return int((serve.cpu_cache_storage_size or DEFAULT_CPU_CACHE_GIB) * 2**30)
-    for option in ("cpu_cache_storage_size", "cpu_cache_sync", "cpu_cache_store_output"):
+    for option in ("cpu_cache_storage_size", "cpu_cache_sync", "cpu_cache_store_output", "fault_inject"):
         if getattr(serve, option):
             raise ConfigError(f"--{option} needs --enable_cpu_cache")
     return 0

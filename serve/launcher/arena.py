@@ -24,6 +24,15 @@ def make_arena(config: ResolvedConfig, model: ModelFacts) -> HostArena | None:
         raise LaunchError(f"the CPU cache cannot be made: {error}") from error
 
 
+def count_host_pages(arena: HostArena | None, config: ResolvedConfig, model: ModelFacts) -> dict[str, int]:
+    """Pages by group that the full-grown arena holds when each page is stored with its objects of all groups."""
+    if arena is None:
+        return {}
+    formats = object_formats(msgspec.convert(model.describe(config)["layout"], StateLayout))
+    together = sum(form.num_slots(arena.shape.slot_bytes) for form in formats)
+    return {form.group: arena.shape.num_slots // together for form in formats}
+
+
 def arena_fds(arena: HostArena | None) -> dict[str, int]:
     """Descriptors by the names under which children find them."""
     return {} if arena is None else {"arena": arena.payload_fd, "arena_header": arena.header_fd}

@@ -24,7 +24,7 @@ from serve.ipc.messages import (
     ServerDown,
 )
 from serve.ipc.request_table import RequestTable, TableShape
-from serve.launcher.arena import arena_fds, make_arena, make_key
+from serve.launcher.arena import arena_fds, count_host_pages, make_arena, make_key
 from serve.launcher.child_process import ChildProcess, ChildSpec, ChildStatus
 from serve.launcher.children import Children
 from serve.launcher.engine_group import ENGINE_ROLES, EngineGroup, EngineState
@@ -127,7 +127,8 @@ class Launcher:
         assert self._facts is not None
         workers = self._children.living("worker")
         phases = self._launch.phases | worker_phases(workers) | {"all processes": time.monotonic() - now}
-        print(format_summary(self._config, self._facts, workers, phases, self._url), flush=True)
+        host_pages = count_host_pages(self._arena, self._config, self._launch.model)
+        print(format_summary(self._config, self._facts, workers, host_pages, phases, self._url), flush=True)
 
     def _pump(self) -> None:
         self._events.run_once(TICK_S if self._is_settled() else TICK_S / 10)

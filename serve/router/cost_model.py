@@ -10,6 +10,7 @@ class CostPrior:
 
     prefill_tokens_per_s: float = 2000.0
     decode_step_s: float = 0.03
+    load_bytes_per_s: float = 1e9
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class EngineFacts:
         """From `EngineUp.info`; raises StartError for what the router cannot run.
 
         Keys: namespace, key (hex), num_pages {group: n}, groups [{"name", "kind", "hit_policy", "window_tokens"}]
-        (absent: all are FULL), prior {"prefill_tokens_per_s", "decode_step_s"} (optional).
+        (absent: all are FULL), prior: fields of `CostPrior` (optional).
         """
         num_pages = {str(group): int(count) for group, count in info["num_pages"].items()}
         specs = tuple(_spec(group, page_size) for group in info.get("groups", ()))
