@@ -93,6 +93,7 @@ class TierHarness(Harness):
         self.job_log: list[Message] = []
         self.manager: CacheManager | None = None
         self.arena = HostArena.create(ArenaShape(num_slots, PAGE_BYTES, 1))
+        self.is_mailbox_full = False
         self._tier = tier
         super().__init__(**settings)
         self.workers = [TierWorker(rank, self.table, self.groups) for rank in range(self.settings.num_ranks)]
@@ -102,6 +103,8 @@ class TierHarness(Harness):
         self.engine_up()
 
     def _send(self, message: Message) -> bool:
+        if self.is_mailbox_full:
+            return False
         self.to_manager.append(message)
         self.sent_to_manager.append(message)
         return True
@@ -192,6 +195,17 @@ class TierHarness(Harness):
     def _is_moving(self) -> bool:
         mail = len(self.to_router) + (len(self.to_manager) if self.manager is not None else 0)
         return bool(mail) or any(worker.can_run(job) for worker in self.workers for job in worker.jobs)
+
+    def settle(self) -> None:
+        """Whatever still waits has a deadline: let them all pass."""
+        self.is_mailbox_full = False
+        if self.manager is None:
+            self.restart_manager()
+        for _ in range(60):
+            self.run()
+            self.clock.advance(0.5)
+            self.manager.tick()
+            self.router.turn([])
 
     def run(self, max_steps: int = 3000) -> None:
         """Until nothing is in flight anywhere."""
