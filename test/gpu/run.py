@@ -1,7 +1,7 @@
 """All checks and figures that need a GPU, in one go: `python test/gpu/run.py OUTPUT_DIR`.
 
-Each part runs in a process of its own with a deadline, so that one that hangs costs the others nothing. Writes a log a part and
-`summary.json`, prints a table, and exits 1 if a part failed. Needs the project's packages and pytest.
+Each part runs in a process of its own with a deadline, so that one that hangs costs the others nothing. Writes a log a
+part and `summary.json`, prints a table, and exits 1 if a part failed. Needs the project's packages and pytest.
 """
 
 import json
@@ -41,7 +41,7 @@ def parts(output: Path) -> list[Part]:
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     return [
         Part("kernels", [*pytest, "unit_tests/kernels/test_cuda_backend.py"], 150),
-        Part("gpu-tests", [*pytest, "-m", "gpu", "unit_tests/serve", "unit_tests/kernels"], 100),
+        Part("gpu-tests", [*pytest, "-m", "gpu", "unit_tests/serve/model_infer", "unit_tests/serve/bench"], 100),
         Part("host-tier", [sys.executable, "test/gpu/same_text.py", "--enable_cpu_cache"], 150),
         Part("same-text", [sys.executable, "test/gpu/same_text.py"], 150),
         *two_gpus(),

@@ -1,7 +1,7 @@
 """A model in float32 must give the same greedy tokens on the GPU as on the CPU, through the whole server.
 
-`python test/gpu/same_text.py [FLAGS]` serves a small llama of random weights; FLAGS go to the server on the GPU (`--tp 2`).
-Each request is sent twice: the second one hits the prefix cache and must not differ either.
+`python test/gpu/same_text.py [FLAGS]` serves a small llama of random weights; FLAGS go to the server on the GPU
+(`--tp 2`). Each request is sent twice: the second one hits the prefix cache and must not differ either.
 """
 
 import json
@@ -16,8 +16,8 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
-    "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 256,
+    "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 2048, "tie_word_embeddings": False, "torch_dtype": "float32", "rope_theta": 10000.0,
     "hidden_act": "silu", "eos_token_id": 0, "bos_token_id": 1,
 }  # fmt: skip
