@@ -146,7 +146,7 @@ class SecondaryTier(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """Called about once a second: housekeeping that is not bound to a call."""
+        """Called once a second or more often: housekeeping that is not bound to a call."""
 
     @abstractmethod
     def close(self, timeout_s: float) -> None:

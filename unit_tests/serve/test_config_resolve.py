@@ -31,7 +31,12 @@ def resolved(machine: MachineShape = CPU, model: ModelShape = MODEL, **flags: An
         (CPU, {"max_total_token_num": 10000}, {"max_req_total_len": 4096}),
         (CPU, {"max_total_token_num": 1001, "max_req_total_len": 1000}, {"max_req_total_len": 1000}),
         (CPU, {"tp": 3}, {"threads_per_worker": 2}),
-        (CPU, {}, {"cpu_cache_bytes": 0}),
+        (CPU, {}, {"cpu_cache_bytes": 0, "disk_cache_bytes": 0, "disk_cache_dir": None}),
+        (
+            CPU,
+            {"enable_cpu_cache": True, "enable_disk_cache": True, "disk_cache_dir": Path("/d")},
+            {"disk_cache_bytes": 10 << 30, "disk_cache_dir": Path("/d")},
+        ),
         (CPU, {"enable_cpu_cache": True}, {"cpu_cache_bytes": 2 << 30}),
         (CPU, {"enable_cpu_cache": True, "cpu_cache_storage_size": 0.5}, {"cpu_cache_bytes": 1 << 29}),
         (CPU, {"tp": 16}, {"threads_per_worker": 1}),
@@ -62,6 +67,18 @@ def test_a_float32_checkpoint_stays_float32() -> None:
             {"chunked_prefill_size": 20, "batch_max_tokens": 10},
             "--chunked_prefill_size 20 is above --batch_max_tokens 10",
         ),
+        ({"cpu_cache_storage_size": 3}, "--cpu_cache_storage_size needs --enable_cpu_cache"),
+        ({"disk_cache_storage_size": 3}, "--disk_cache_storage_size needs --enable_disk_cache"),
+        (
+            {"enable_disk_cache": True},
+            "--enable_disk_cache needs --enable_cpu_cache: pages reach the disk through CPU memory",
+        ),
+        (
+            {"fault_inject": "disk.read"},
+            "--fault_inject: fault 'disk.read': '' is not one of delay, fail, drop, bitflip, hang",
+        ),
+        ({"cpu_cache_sync": True}, "--cpu_cache_sync needs --enable_cpu_cache"),
+        ({"cpu_cache_store_output": True}, "--cpu_cache_store_output needs --enable_cpu_cache"),
         (
             {"max_total_token_num": 1000, "max_req_total_len": 1000},
             "--max_total_token_num 1000 cannot hold one request of --max_req_total_len 1000",
@@ -69,6 +86,11 @@ def test_a_float32_checkpoint_stays_float32() -> None:
         ({"cpu_cache_storage_size": 3}, "--cpu_cache_storage_size needs --enable_cpu_cache"),
         ({"cpu_cache_sync": True}, "--cpu_cache_sync needs --enable_cpu_cache"),
         ({"cpu_cache_store_output": True}, "--cpu_cache_store_output needs --enable_cpu_cache"),
+        ({"fault_inject": "host.copy_in:fail"}, "--fault_inject needs --enable_cpu_cache"),
+        (
+            {"enable_cpu_cache": True, "fault_inject": "host:fail"},
+            "--fault_inject: fault 'host:fail': 'host' is not one",
+        ),
         ({"max_req_total_len": 4097}, "--max_req_total_len 4097 is above the model's context of 4096 tokens"),
     ],
 )

@@ -4,9 +4,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from serve.ipc.messages import ProbeReply, ServerDown, SubmitRequest
-from serve.types import FinishReason
+from serve.ipc.messages import JobAnswer, ServerDown, SubmitRequest
+from serve.multi_level_cache.page_state import DropReason
+from serve.types import FinishReason, JobResult, PageContent
 from unit_tests.serve.router.router_fakes import PAGE, Client, Harness, expected_tokens, prompt_of
+from unit_tests.serve.router.tier_fakes import TierHarness
 
 # Few prompts that share prefixes of all kinds: whole pages, parts of pages, one within another.
 _BASE = prompt_of(5 * PAGE, 1)
@@ -31,21 +33,31 @@ class RouterMachine(RuleBasedStateMachine):
         max_rows=st.integers(1, 5),
         budget=st.sampled_from([8, 24, 64]),
         with_cache=st.booleans(),
-        by_priority=st.booleans(),
+        num_slots=st.sampled_from([3, 8, 12, 40]),
+        options=st.fixed_dictionaries(
+            {
+                "by_priority": st.booleans(),
+                "stores_output": st.booleans(),
+                "cache_is_sync": st.booleans(),
+                "max_loading_fraction": st.sampled_from([0.1, 0.5, 1.0]),
+                "groups": st.sampled_from([("full",), ("full", "index")]),
+            }
+        ),
     )
-    def start(
-        self, num_pages: int, num_ranks: int, max_rows: int, budget: int, with_cache: bool, by_priority: bool
-    ) -> None:
-        self.harness = Harness(
-            num_pages=num_pages,
-            num_ranks=num_ranks,
-            max_rows=max_rows,
-            batch_max_tokens=budget,
-            max_queue_size=6,
-            by_priority=by_priority,
-        )
-        if with_cache:
-            self.harness.with_cache()
+    def start(self, num_pages, num_ranks, max_rows, budget, with_cache, num_slots, options) -> None:
+        settings = {
+            "num_pages": num_pages,
+            "num_ranks": num_ranks,
+            "max_rows": max_rows,
+            "batch_max_tokens": budget,
+            "max_queue_size": 6,
+            **options,
+        }
+        self.harness = TierHarness(num_slots, **settings) if with_cache else Harness(**settings)
+
+    @property
+    def tiers(self) -> TierHarness | None:
+        return self.harness if isinstance(self.harness, TierHarness) else None
 
     @rule(
         prompt=st.sampled_from(PROMPTS),
@@ -98,10 +110,83 @@ class RouterMachine(RuleBasedStateMachine):
         self.unheard += [client for client in gone if not client.finishes]
         self.living = [client for client in self.living if client not in self.unheard]
 
-    @precondition(lambda self: self.harness and self.harness.probes)
+    # --- the tier below: every message waits until it is delivered ---
+
+    @precondition(lambda self: self.tiers and self.tiers.manager and self.tiers.to_manager)
+    @rule(data=st.data())
+    def manager_reads(self, data: st.DataObject) -> None:
+        mail = self.tiers.to_manager
+        for _ in range(data.draw(st.integers(1, len(mail)))):
+            self.tiers.manager.handle(mail.popleft())
+
+    @precondition(lambda self: self.tiers and self.tiers.manager)
     @rule()
-    def answer_probe(self) -> None:
-        self.harness.router.turn([ProbeReply(self.harness.probes.pop(0).probe_id, {}, {})])
+    def manager_ticks(self) -> None:
+        """Deadlines of leases pass only when all mail is read."""
+        self.tiers.deliver_to_manager()
+
+    @precondition(lambda self: self.tiers and self.tiers.to_router)
+    @rule(data=st.data())
+    def router_reads(self, data: st.DataObject) -> None:
+        """Any number of messages; each sender's stay in order, senders overtake each other."""
+        mail = self.tiers.to_router
+        messages = [mail.popleft() for _ in range(data.draw(st.integers(1, len(mail))))]
+        if data.draw(st.booleans()):
+            messages.sort(key=lambda message: isinstance(message, JobAnswer))
+        self.harness.router.turn(messages)
+
+    @precondition(lambda self: self.tiers and any(worker.jobs for worker in self.tiers.workers))
+    @rule(data=st.data(), result=st.sampled_from([*JobResult, *[JobResult.DONE] * 6]))
+    def run_job(self, data: st.DataObject, result: JobResult) -> None:
+        jobs = [(w.rank, job) for w in self.tiers.workers for job in w.jobs if w.can_run(job)]
+        if jobs:
+            self.tiers.answer(*data.draw(st.sampled_from(jobs)), result)
+
+    @precondition(lambda self: self.tiers)
+    @rule()
+    def all_arrives(self) -> None:
+        self.tiers.deliver()
+
+    @precondition(lambda self: self.tiers)
+    @rule()
+    def evict_device(self) -> None:
+        for group in self.harness.ledger.groups.values():
+            for page in list(group._idle):
+                group.forget(page)
+        self.harness.ledger.index_version += 1
+
+    @precondition(lambda self: self.tiers and self.tiers.manager)
+    @rule(data=st.data())
+    def evict_host(self, data: st.DataObject) -> None:
+        pages = [p for p in self.tiers.manager.host.directory.pages() if p.content is PageContent.READY]
+        if pages:
+            page = data.draw(st.sampled_from(sorted(pages, key=lambda page: page.slots)))
+            self.tiers.manager.host.directory.drop(page, DropReason.EVICTED)
+
+    @precondition(lambda self: self.tiers)
+    @rule()
+    def flush_all(self) -> None:
+        self.harness.router.flush(quiet_s=1.0)
+        if self.tiers.manager is not None:
+            self.tiers.manager.flush()
+        self.harness.router.open_tiers()
+
+    @precondition(lambda self: self.tiers)
+    @rule(loses_mail=st.booleans())
+    def manager_dies_or_lives(self, loses_mail: bool) -> None:
+        if self.tiers.manager is None:
+            self.tiers.restart_manager()
+            return
+        self.tiers.kill_manager()
+        if loses_mail:
+            self.tiers.to_manager.clear()
+
+    @precondition(lambda self: self.tiers)
+    @rule(is_full=st.booleans())
+    def mailbox_fills_or_drains(self, is_full: bool) -> None:
+        self.tiers.is_mailbox_full = is_full
+
+    # --- time ---
 
     @rule(seconds=st.sampled_from([0.01, 0.06, 1.0]))
     def wait(self, seconds: float) -> None:
@@ -110,19 +195,23 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.harness.ledger.flush()
+        self.harness.router.flush()
 
     @invariant()
     def the_books_add_up(self) -> None:
         if self.harness is None:
             return
         self.harness.check()
+        if self.tiers is not None and self.tiers.manager is not None:
+            assert self.tiers.manager.check_integrity() == []
         self.living = [client for client in self.living if not client.is_released]
         assert len(self.harness.router.engine.pipeline) <= 2
 
     def teardown(self) -> None:
         if self.harness is None:
             return
+        if self.tiers is not None:
+            self.tiers.settle()
         for _ in range(200):
             self.harness.run()
             if not self.harness.router.requests:
@@ -150,5 +239,5 @@ class RouterMachine(RuleBasedStateMachine):
             assert client.tokens == expected[: len(client.tokens)]
 
 
-RouterMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+RouterMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestRouterMachine = RouterMachine.TestCase
