@@ -16,11 +16,24 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 256,
-    "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 2048, "tie_word_embeddings": False, "torch_dtype": "float32", "rope_theta": 10000.0,
-    "hidden_act": "silu", "eos_token_id": 0, "bos_token_id": 1,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "eos_token_id": 0,
+    "bos_token_id": 1,
+}
 PROMPTS = [[5], list(range(2, 66)), list(range(2, 67)), [7, 11] * 100, list(range(3, 500)), [9, 8, 7] * 400]
 
 
