@@ -83,9 +83,6 @@ def test_a_float32_checkpoint_stays_float32() -> None:
             {"max_total_token_num": 1000, "max_req_total_len": 1000},
             "--max_total_token_num 1000 cannot hold one request of --max_req_total_len 1000",
         ),
-        ({"cpu_cache_storage_size": 3}, "--cpu_cache_storage_size needs --enable_cpu_cache"),
-        ({"cpu_cache_sync": True}, "--cpu_cache_sync needs --enable_cpu_cache"),
-        ({"cpu_cache_store_output": True}, "--cpu_cache_store_output needs --enable_cpu_cache"),
         ({"fault_inject": "host.copy_in:fail"}, "--fault_inject needs --enable_cpu_cache"),
         (
             {"enable_cpu_cache": True, "fault_inject": "host:fail"},
