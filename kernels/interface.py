@@ -1,15 +1,15 @@
 """The operations that a model is written in: one contract, several backends.
 
 Models call these through `kernels.dispatch.get_backend(device)` and never choose a kernel themselves. Shapes use
-T tokens in the step (all sequences packed, no padding), B sequences, H hidden size, Hq query heads, Hkv key/value heads,
-D head dimension, P page size. The "model dtype" is bfloat16 or float32 on the CPU.
+T tokens in the step (all sequences packed, no padding), B sequences, H hidden size, Hq query heads, Hkv key/value
+heads, D head dimension, P page size. The "model dtype" is bfloat16 or float32 on the CPU.
 
 A caller may pass any T >= 1; a backend may choose a kernel by T only among kernels that read bit-equal weights.
 Outputs are fresh tensors unless a method says that it writes in place.
 
-The residual stream (what `embedding` gives, `norm_*` and `logits` read and `linear_residual` adds to) has a dtype that the
-backend chooses, at least as wide as the model's. The CPU keeps it in float32: rounding it to bfloat16 at each of a deep
-model's additions costs more accuracy than all other roundings together.
+The residual stream (what `embedding` gives, `norm_*` and `logits` read and `linear_residual` adds to) has a dtype that
+the backend chooses, at least as wide as the model's. The CPU keeps it in float32: rounding it to bfloat16 at each of a
+deep model's additions costs more accuracy than all other roundings together.
 """
 
 from abc import ABC, abstractmethod
@@ -49,7 +49,7 @@ Progress = Callable[[int, int], None]  # (kernels done, kernels in all)
 
 @dataclass(frozen=True)
 class KernelShapes:
-    """The shapes of one rank's model that kernels are compiled for: input sizes K of each kind of linear layer, and D."""
+    """Shapes of one rank's model that kernels are compiled for: input sizes K of each kind of linear layer, and D."""
 
     linear_inputs: tuple[int, ...] = ()  # of linear and norm_linear
     residual_inputs: tuple[int, ...] = ()
@@ -87,8 +87,8 @@ class KernelBackend(ABC):
 
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm over the last dimension of x [..., H] (the stream, or the model dtype), statistics in float32 (Zhang and
-        Sennrich 2019) -> [..., H] of weight's dtype."""
+        """RMSNorm over the last dimension of x [..., H] (the stream, or the model dtype), statistics in float32 (Zhang
+        and Sennrich 2019) -> [..., H] of weight's dtype."""
 
     @abstractmethod
     def norm_linear(
@@ -109,7 +109,7 @@ class KernelBackend(ABC):
     def norm_gate_up(
         self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up_weight: torch.Tensor
     ) -> torch.Tensor:
-        """SwiGLU's first half: with g, u = split(linear(rms_norm(x), gate_up_weight [2I, H])): silu(g) * u -> [T, I]."""
+        """SwiGLU's first half: g, u = split(linear(rms_norm(x), gate_up_weight [2I, H])); silu(g) * u -> [T, I]."""
 
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

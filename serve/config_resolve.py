@@ -97,11 +97,8 @@ def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
 
 
 def resolve_cpu_cache(serve: ServeConfig) -> int:
-    """Bytes of the host arena, 0 without one. Raises ConfigError for faults or options that make no sense."""
-    try:
-        parse_faults(serve.fault_inject)
-    except FaultSpecError as error:
-        raise ConfigError(f"--fault_inject: {error}") from error
+    """Bytes of the host arena, 0 without one. Raises ConfigError for options of a cache that is off."""
+    check_faults(serve)
     if serve.enable_cpu_cache:
         return int((serve.cpu_cache_storage_size or DEFAULT_CPU_CACHE_GIB) * 2**30)
     for option in ("cpu_cache_storage_size", "cpu_cache_sync", "cpu_cache_store_output", "fault_inject"):
@@ -112,7 +109,6 @@ def resolve_cpu_cache(serve: ServeConfig) -> int:
 
 def resolve_disk_cache(serve: ServeConfig) -> int:
     """Bytes of the disk tier, 0 without one. Raises ConfigError for options of a cache that is off."""
-    check_faults(serve)
     if serve.enable_disk_cache:
         if not serve.enable_cpu_cache:
             raise ConfigError("--enable_disk_cache needs --enable_cpu_cache: pages reach the disk through CPU memory")
