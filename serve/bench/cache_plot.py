@@ -5,6 +5,7 @@ from pathlib import Path
 
 from serve.bench.cache_figures import TIERS, Figures
 
+_NAMES = {"device": "device", "host": "device + host", "disk": "device + host + disk"}
 _COLOURS = {"device": "tab:green", "host": "tab:blue", "disk": "tab:orange"}
 
 
@@ -28,17 +29,21 @@ def save_cache_plot(path: Path, title: str, results: Mapping[str, Sequence[Figur
             below = top
         axis.plot(sets, below, "k.-")
         axis.set(
-            title=f"{setup}: hit rate", xlabel="distinct prefixes", ylabel="share of prompt tokens", ylim=(0, 1.02)
+            title=f"hit rate, {_NAMES[setup]}",
+            xlabel="distinct prefixes",
+            ylabel="share of prompt tokens",
+            ylim=(0, 1.02),
         )
         axis.legend(loc="lower left")
-        ttft.plot(sets, [each.ttft_p50_ms for each in figures], "o-", label=f"{setup}, median", color=_COLOURS[setup])
+        ttft.plot(sets, [each.ttft_p50_ms for each in figures], "o-", label=_NAMES[setup], color=_COLOURS[setup])
     first = next(iter(results.values()))
     sets = [each.working_set for each in first]
-    ttft.plot(sets, [each.cold_ttft_p50_ms for each in first], "k:", label="nothing cached, median")
-    ttft.set(title="time to first token", xlabel="distinct prefixes", ylabel="ms")
+    ttft.plot(sets, [each.cold_ttft_p50_ms for each in first], "k:", label="nothing cached")
+    ttft.set(title="median time to first token", xlabel="distinct prefixes", ylabel="ms")
     ttft.set_ylim(bottom=0)
     ttft.legend()
     for axis in axes[0]:
+        axis.set_xticks(sets)
         axis.grid(alpha=0.3)
     figure.savefig(path, dpi=110, format="png")
     pyplot.close(figure)
