@@ -69,6 +69,7 @@ def test_a_float32_checkpoint_stays_float32() -> None:
         ({"cpu_cache_storage_size": 3}, "--cpu_cache_storage_size needs --enable_cpu_cache"),
         ({"cpu_cache_sync": True}, "--cpu_cache_sync needs --enable_cpu_cache"),
         ({"cpu_cache_store_output": True}, "--cpu_cache_store_output needs --enable_cpu_cache"),
+        ({"device": "cuda"}, "--device cuda: there is no NVIDIA device here"),
         ({"max_req_total_len": 4097}, "--max_req_total_len 4097 is above the model's context of 4096 tokens"),
     ],
 )
