@@ -31,8 +31,8 @@ class ScoredToken:
 class Delta:
     """What one step added to the sequence `index` of a request.
 
-    prompt_logprobs: of all prompt tokens after the first, with the first delta, where they were asked for. token_ids: those
-    that the model generated, whether or not their text is out yet.
+    prompt_logprobs: of all prompt tokens after the first, with the first delta, where they were asked for. token_ids:
+    those that the model generated, whether or not their text is out yet.
     """
 
     index: int
