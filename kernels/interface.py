@@ -1,14 +1,19 @@
 """The operations that a model is written in: one contract, several backends.
 
 Models call these through `kernels.dispatch.get_backend(device)` and never choose a kernel themselves. Shapes use
-T tokens in the step (all sequences packed, no padding), B sequences, H hidden size, Hq query heads, Hkv key/value heads,
-D head dimension, P page size. The "model dtype" is bfloat16 or float32 on the CPU.
+T tokens in the step (all sequences packed, no padding), B sequences, H hidden size, Hq query heads, Hkv key/value
+heads, D head dimension, P page size. The "model dtype" is bfloat16 or float32 on the CPU.
 
 A caller may pass any T >= 1; a backend may choose a kernel by T only among kernels that read bit-equal weights.
 Outputs are fresh tensors unless a method says that it writes in place.
+
+The residual stream (what `embedding` gives, `norm_*` and `logits` read and `linear_residual` adds to) has a dtype that
+the backend chooses, at least as wide as the model's. The CPU keeps it in float32: rounding it to bfloat16 at each of a
+deep model's additions costs more accuracy than all other roundings together.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,12 +44,36 @@ class AttentionBatch:
     page_size: int
 
 
+Progress = Callable[[int, int], None]  # (kernels done, kernels in all)
+
+
+@dataclass(frozen=True)
+class KernelShapes:
+    """Shapes of one rank's model that kernels are compiled for: input sizes K of each kind of linear layer, and D."""
+
+    linear_inputs: tuple[int, ...] = ()  # of linear and norm_linear
+    residual_inputs: tuple[int, ...] = ()
+    gate_up_inputs: tuple[int, ...] = ()
+    logits_inputs: tuple[int, ...] = ()
+    head_dims: tuple[int, ...] = ()
+
+
 class KernelBackend(ABC):
-    """What every backend implements. All methods are called from one thread of one worker process."""
+    """What every backend implements. All methods are called from one thread of one worker process, but for `warmup`."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for weights, which are read in every step: not initialised."""
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def warmup(self, dtype: torch.dtype, shapes: KernelShapes, progress: Progress | None = None) -> None:
+        """Compile all that steps of these shapes need, if this can be done without running them. May run on another
+        thread, beside the loading of weights; `progress` is called from that thread."""
+        if progress is not None:
+            progress(0, 0)
 
     @abstractmethod
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Rows of `table` [V, H] for `token_ids` int64 [T] -> [T, H]."""
+        """Rows of `table` [V, H] for `token_ids` int64 [T] -> the residual stream [T, H]."""
 
     @abstractmethod
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -58,7 +87,8 @@ class KernelBackend(ABC):
 
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm over the last dimension of x [..., H], statistics in float32 (Zhang and Sennrich 2019)."""
+        """RMSNorm over the last dimension of x [..., H] (the stream, or the model dtype), statistics in float32 (Zhang
+        and Sennrich 2019) -> [..., H] of weight's dtype."""
 
     @abstractmethod
     def norm_linear(
@@ -69,13 +99,17 @@ class KernelBackend(ABC):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """linear(rms_norm(x, norm_weight, eps), weight, bias); x [T, H] is left as it is -> [T, N]."""
+        """linear(rms_norm(x, norm_weight, eps), weight, bias); the stream x [T, H] is left as it is -> [T, N]."""
+
+    def logits(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, head: torch.Tensor) -> torch.Tensor:
+        """norm_linear(x, norm_weight, eps, head) in float32: stream rows x [R, H], head [V, H] -> [R, V]."""
+        return self.norm_linear(x, norm_weight, eps, head).float()
 
     @abstractmethod
     def norm_gate_up(
         self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up_weight: torch.Tensor
     ) -> torch.Tensor:
-        """SwiGLU's first half: with g, u = split(linear(rms_norm(x), gate_up_weight [2I, H])): silu(g) * u -> [T, I]."""
+        """SwiGLU's first half: g, u = split(linear(rms_norm(x), gate_up_weight [2I, H])); silu(g) * u -> [T, I]."""
 
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ class ReferenceBackend(KernelBackend):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = _wide(x)
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return (wide * scale * weight.to(wide.dtype)).to(x.dtype)
+        return (wide * scale * weight.to(wide.dtype)).to(weight.dtype)
 
     def norm_linear(
         self,
@@ -69,7 +69,7 @@ class ReferenceBackend(KernelBackend):
         eps: float = 1e-6,
     ) -> torch.Tensor:
         num_kv_heads, head_dim = kv_layer.shape[1], kv_layer.shape[4]
-        heads = qkv.unflatten(-1, (num_q_heads + 2 * num_kv_heads, head_dim))
+        heads = qkv.view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
         q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)  # [T, heads, D]
         if q_norm is not None:
             q = self.rms_norm(q, q_norm, eps)

@@ -178,7 +178,8 @@ def rank_extents(group: StateGroup, tp: int, rank: int, *, loading: bool = False
     """The bytes of one object of `group` that `rank` stores, or that it needs when `loading`; adjacent ones merged.
 
     An object is [kv_head][leaf][layer][k|v][token][dim], then the replicated leaves. Of a replicated head the lowest
-    rank holding it stores it; of the replicated part rank r stores the r-th slice (cut at multiples of 8 bytes).
+    rank holding it stores it; of the replicated part rank r stores the r-th slice (whole layers of a leaf, which are
+    the units that are checked).
     """
     rows = group.page_tokens if group.kind is StateKind.FULL else 1
     heads = [leaf for leaf in group.leaves if leaf.shard is ShardKind.HEAD]
@@ -193,16 +194,15 @@ def rank_extents(group: StateGroup, tp: int, rank: int, *, loading: bool = False
         shard = shard_heads(max(num_heads, tp) * num_heads, num_heads, tp, rank)
         if shard.stores_kv or loading:
             extents.append(Extent(shard.kv_start * per_head, shard.num_kv_heads * per_head))
-    replicated = group.bytes_per_page - head_part
-    if replicated:
-        start, end = (0, replicated) if loading else _word_slice(replicated, tp, rank)
-        extents.append(Extent(head_part + start, end - start))
+    layers = [
+        leaf.bytes_per_row * leaf.num_heads * rows
+        for leaf in group.leaves
+        if leaf.shard is ShardKind.REPLICATED
+        for _ in leaf.layers
+    ]
+    first, last = (0, len(layers)) if loading else split_range(len(layers), tp, rank)
+    extents.append(Extent(head_part + sum(layers[:first]), sum(layers[first:last])))
     return _merge(extents)
-
-
-def _word_slice(length: int, parts: int, index: int) -> tuple[int, int]:
-    start, end = split_range(-(-length // 8), parts, index)
-    return min(start * 8, length), min(end * 8, length)
 
 
 def _merge(extents: list[Extent]) -> list[Extent]:

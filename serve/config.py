@@ -48,6 +48,16 @@ class ServeConfig(BaseModel):
     )
     cpu_cache_sync: bool = Field(False, description="copy pages to and from CPU memory without overlap (slower)")
     cpu_cache_store_output: bool = Field(False, description="also store pages of generated tokens in CPU memory")
+    enable_disk_cache: bool = Field(False, description="keep prompt pages on disk too, over restarts")
+    disk_cache_storage_size: float | None = Field(
+        None, gt=0, description="GiB of disk for pages; default: 10, with --enable_disk_cache"
+    )
+    disk_cache_dir: Path | None = Field(
+        None, description="directory of the disk cache, one server's at a time; default: ~/.cache/varve/pages"
+    )
+    fault_inject: str = Field(
+        "", description="cache faults on purpose, for tests: SITE:ACTION[=SECONDS][:n=CALL|:p=RATE],..."
+    )
     max_loading_fraction: float = Field(
         0.5, gt=0, le=1, description="share of a device pool that pages being loaded may take at most"
     )
@@ -83,3 +93,5 @@ class ResolvedConfig(BaseModel):
     page_size: int
     num_slots: int
     cpu_cache_bytes: int = 0  # of the host arena; 0: there is none
+    disk_cache_bytes: int = 0  # of all segments; 0: there is no disk tier
+    disk_cache_dir: Path | None = None

@@ -6,12 +6,15 @@ from typing import Literal
 
 from serve.config import ResolvedConfig, ServeConfig
 from serve.errors import ConfigError
+from serve.multi_level_cache.fault_injector import FaultSpecError, parse_faults
 
 CPU_BATCH_TOKENS = 2048
 CUDA_BATCH_TOKENS = 8192
 # A request's row computes this many tokens ahead of the last result; the pool must have room for them.
 TOKENS_AHEAD = 1
 DEFAULT_CPU_CACHE_GIB = 2.0
+DEFAULT_DISK_CACHE_GIB = 10.0
+DEFAULT_DISK_CACHE_DIR = Path("~/.cache/varve/pages")
 # Slots that an HTTP process has beyond what may run and wait, for requests that have ended but still drain.
 SPARE_SLOTS = 16
 # Connections spread unevenly over HTTP processes: each can take this many times its even share of requests.
@@ -56,6 +59,8 @@ def resolve(serve: ServeConfig, model: ModelShape, machine: MachineShape, run_di
         page_size=serve.cpu_cache_token_page_size,
         num_slots=count_slots(serve),
         cpu_cache_bytes=resolve_cpu_cache(serve),
+        disk_cache_bytes=resolve_disk_cache(serve),
+        disk_cache_dir=resolve_disk_directory(serve),
     )
 
 
@@ -95,12 +100,40 @@ def resolve_length_limit(serve: ServeConfig, context_length: int) -> int:
 
 def resolve_cpu_cache(serve: ServeConfig) -> int:
     """Bytes of the host arena, 0 without one. Raises ConfigError for options of a cache that is off."""
+    check_faults(serve)
     if serve.enable_cpu_cache:
         return int((serve.cpu_cache_storage_size or DEFAULT_CPU_CACHE_GIB) * 2**30)
-    for option in ("cpu_cache_storage_size", "cpu_cache_sync", "cpu_cache_store_output"):
+    for option in ("cpu_cache_storage_size", "cpu_cache_sync", "cpu_cache_store_output", "fault_inject"):
         if getattr(serve, option):
             raise ConfigError(f"--{option} needs --enable_cpu_cache")
     return 0
+
+
+def resolve_disk_cache(serve: ServeConfig) -> int:
+    """Bytes of the disk tier, 0 without one. Raises ConfigError for options of a cache that is off."""
+    if serve.enable_disk_cache:
+        if not serve.enable_cpu_cache:
+            raise ConfigError("--enable_disk_cache needs --enable_cpu_cache: pages reach the disk through CPU memory")
+        return int((serve.disk_cache_storage_size or DEFAULT_DISK_CACHE_GIB) * 2**30)
+    for option in ("disk_cache_storage_size", "disk_cache_dir"):
+        if getattr(serve, option):
+            raise ConfigError(f"--{option} needs --enable_disk_cache")
+    return 0
+
+
+def resolve_disk_directory(serve: ServeConfig) -> Path | None:
+    """Where the disk tier lives; None without one."""
+    if not serve.enable_disk_cache:
+        return None
+    return (serve.disk_cache_dir or DEFAULT_DISK_CACHE_DIR).expanduser()
+
+
+def check_faults(serve: ServeConfig) -> None:
+    """Raises ConfigError for faults that cannot be injected."""
+    try:
+        parse_faults(serve.fault_inject)
+    except FaultSpecError as error:
+        raise ConfigError(f"--fault_inject: {error}") from error
 
 
 def count_slots(serve: ServeConfig) -> int:

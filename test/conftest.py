@@ -1,13 +1,14 @@
 """A real server for the tests that need one: all processes, real weights, loopback only."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ class Server:
     run_dir: Path
     log_path: Path
     model: str
-    admin_key: str = "test-admin-key"
-    children_seen: set[int] = field(default_factory=set)
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=httpx.Timeout(300.0), **options)
@@ -48,9 +47,7 @@ class Server:
     def children(self) -> list[psutil.Process]:
         """Living descendants of the launcher."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = psutil.Process(self.process.pid).children(recursive=True)
-            self.children_seen.update(child.pid for child in found)
-            return found
+            return psutil.Process(self.process.pid).children(recursive=True)
         return []
 
     def child(self, role: str, index: int = 0) -> psutil.Process:
@@ -120,18 +117,19 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(tmp_path: Path, model: str, *flags: str, **environment: str) -> Iterator[Server]:
+def serve(run_dir: Path, log_path: Path, model: str, *flags: str, **environment: str) -> Iterator[Server]:
     """`varve serve MODEL FLAGS` on a free port; ready when entered, stopped cleanly when left."""
-    port, run_dir, log_path = (
-        free_port(),
-        Path(f"/tmp/varve-test-{os.getpid()}-{time.monotonic_ns() % 10**9}"),
-        tmp_path / "log",
-    )
+    port = free_port()
     command = [sys.executable, "-m", "serve.cli", "serve", model, "--port", str(port), "--run_dir", str(run_dir)]
-    command += ["--admin_api_key", "test-admin-key", *flags]
+    command += flags
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
         )
     server = Server(process, f"http://127.0.0.1:{port}", run_dir, log_path, model)
     try:
@@ -147,16 +145,44 @@ def serve(tmp_path: Path, model: str, *flags: str, **environment: str) -> Iterat
             child.kill()
 
 
-@pytest.fixture(scope="module")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., contextlib.AbstractContextManager[Server]]:
-    """Start a server: `with start_server("--tp", "2", model=...) as server`."""
+Start = Callable[..., contextlib.AbstractContextManager[Server]]
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory, run_dir_base: Path) -> Start:
+    """Start a server of one's own: `with start_server("--tp", "2", model=...) as server`."""
+    numbers = itertools.count()
 
     def start(
         *flags: str, model: str = "smollm2-135m", **environment: str
     ) -> contextlib.AbstractContextManager[Server]:
-        return serve(tmp_path_factory.mktemp("server"), model, *flags, **environment)
+        run_dir, log_path = run_dir_base / f"server-{next(numbers)}", tmp_path_factory.mktemp("server") / "log"
+        return serve(run_dir, log_path, model, *flags, **environment)
 
     return start
+
+
+class SharedServers:
+    """One server for all tests whose flags agree; tests keep out of each other's cache by `cache_salt`."""
+
+    def __init__(self, start: Start, stack: contextlib.ExitStack) -> None:
+        self._start = start
+        self._stack = stack
+        self._running: dict[tuple[str, ...], Server] = {}
+
+    def __call__(self, *flags: str) -> Server:
+        """The server of these flags, started when it is asked for first or has ended."""
+        server = self._running.get(flags)
+        if server is None or server.process.poll() is not None:
+            server = self._running[flags] = self._stack.enter_context(self._start(*flags))
+        return server
+
+
+@pytest.fixture(scope="session")
+def shared_server(start_server: Start) -> Iterator[SharedServers]:
+    """`shared_server("--data_type", "float32")`; without flags the server as it is by default."""
+    with contextlib.ExitStack() as stack:
+        yield SharedServers(start_server, stack)
 
 
 @pytest.fixture(scope="session")

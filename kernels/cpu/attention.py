@@ -1,9 +1,9 @@
 """Causal attention over paged keys and values, for decode rows and prefill chunks alike.
 
 One item of the plan (attention_plan.py) is a block of query rows of one kv head over a range of keys, as in
-FlashAttention-2 (Dao 2023): for each block of keys, K is transposed and V interleaved into packed tiles once, then all
-rows' scores, running maxima and sums (float32, base 2) and outputs are updated a few rows at a time, tokens' keys in the
-lanes for Q K^T and head dimensions in the lanes for P V. Parts of a split item are merged by whoever finishes last.
+FlashAttention-2 (Dao 2023): for each block of keys, K is transposed and V interleaved into packed tiles once, and all
+rows' scores, running maxima and sums (float32, base 2) and outputs are updated a few rows at a time, keys in the
+lanes for Q K^T, dimensions in the lanes for P V. Parts of a split item are merged by whoever finishes last.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from kernels.cpu.jit import Target
 from kernels.cpu.vectors import Element, exp2, first_lanes, fma, reduce_add, reduce_max, transpose, zeros
 
 HIDDEN = -1.0e30  # score of a key that a query must not see; finite, so that no infinities are subtracted
+PREFETCH_LEVEL = 2  # into the second-level cache: the first has too few misses in flight
 
 
 def slot_bytes(head_dim: int) -> int:
@@ -109,7 +110,8 @@ def _emit_item(t: Tiles, item: dict[str, Value]) -> None:
         with f.loop(0, groups) as group:
             _pack_group(t, item, key, group)
         needs_mask = key + t.key_block > first_limit
-        _for_row_tiles(t, rows, lambda row, count: _update_rows(t, row, count, key, groups, needs_mask))
+        later = _later_block(t, item, key)
+        _for_row_tiles(t, rows, lambda row, count: _update_rows(t, row, count, key, groups, needs_mask, later))
     with f.if_(item["num_parts"] < 2):
         _store_rows(t, item, t.out, lambda row: _row_sum(t, row))
     with f.if_(item["num_parts"] > 1):
@@ -154,7 +156,6 @@ def _pack_group(t: Tiles, item: dict[str, Value], key: Value, group: Value) -> N
     f, a, lanes = t.f, t.a, t.lanes
     first = key + group * lanes
     base = _key_address(t, item, first)
-    _prefetch_group(t, item, first + t.key_block)
     rows = [base + a.token_stride * i for i in range(lanes)]
     _pack_keys(t, rows, group)
     # Rows past the context may hold anything: as keys they are masked, as values they must be zero.
@@ -170,16 +171,21 @@ def _key_address(t: Tiles, item: dict[str, Value], key: Value) -> Value:
     return a.kv + page * a.page_stride + item["head"] * a.head_stride + key % a.page_size * a.token_stride
 
 
-def _prefetch_group(t: Tiles, item: dict[str, Value], first: Value) -> None:
-    """Ask for the keys and values of a later group: pages are too short for the hardware to run ahead on its own."""
-    f, a = t.f, t.a
-    with f.if_(first < item["end_key"]):
-        base = _key_address(t, item, first)
-        for i in range(t.lanes):
-            row = base + a.token_stride * i
-            for line in range(0, t.row_bytes, 64):
-                f.prefetch(row + line, 2)
-                f.prefetch(row + a.value_stride + line, 2)
+def _later_block(t: Tiles, item: dict[str, Value], key: Value) -> Value:
+    """Address of the key block after this one, to be prefetched; of this one where there is none."""
+    f = t.f
+    later = f.var(key)
+    with f.if_(key + t.key_block < item["end_key"]):
+        later.set(key + t.key_block)
+    return _key_address(t, item, later.get())
+
+
+def _prefetch_part(t: Tiles, block: Value, part: Value, parts: int) -> None:
+    """One of `parts` pieces of a later block's rows: spread over the work, since a burst of misses stalls it. Rows of
+    a block are taken to be adjacent, as they are in a page at least as long; else a few wrong lines are asked for."""
+    piece = t.key_block * t.row_bytes // parts
+    for line in range(0, max(piece, 64), 64):
+        t.f.prefetch(block + part * piece + line, PREFETCH_LEVEL)
 
 
 def _pack_keys(t: Tiles, rows: list[Value], group: Value) -> None:
@@ -213,8 +219,10 @@ def _pack_values(t: Tiles, rows: list[Value], group: Value) -> None:
 # One tile of rows over one block of keys
 
 
-def _update_rows(t: Tiles, row: Value, count: int, key: Value, groups: Value, needs_mask: Value) -> None:
-    scores = _scores(t, row, count)
+def _update_rows(t: Tiles, row: Value, count: int, key: Value, groups: Value, needs_mask: Value, later: Value) -> None:
+    # The largest tile is prefill's, which is bound by arithmetic; small ones are decode's, bound by memory.
+    prefetched = later if count < t.row_tiles[0] else None
+    scores = _scores(t, row, count, prefetched)
     scale = t.f.splat(t.a.float("scale"), t.lanes)
     shrink = []
     for i in range(count):
@@ -222,15 +230,17 @@ def _update_rows(t: Tiles, row: Value, count: int, key: Value, groups: Value, ne
     pairs = groups * (t.lanes // t.e.pack)
     vectors = t.head_dim // t.lanes
     for first in range(0, vectors, 4):
-        _add_values(t, row, range(first, min(first + 4, vectors)), shrink, pairs)
+        _add_values(t, row, range(first, min(first + 4, vectors)), shrink, pairs, prefetched if first == 0 else None)
 
 
-def _scores(t: Tiles, row: Value, count: int) -> list[list[Value]]:
+def _scores(t: Tiles, row: Value, count: int, later: Value | None) -> list[list[Value]]:
     """Q K^T of `count` rows: [row][4 vectors of keys]."""
     f, e = t.f, t.e
     sums = [[f.var(zeros(f, t.lanes)) for _ in range(4)] for _ in range(count)]
     queries = t.q + row * t.row_bytes
     with f.loop(0, t.head_dim // e.pack) as word:
+        if later is not None:
+            _prefetch_part(t, later, word, t.head_dim // e.pack)
         line = t.keys + word * (t.key_block * 4)
         blocks = [e.operands(f, e.load_block(f, line + v * t.lanes * 4)) for v in range(4)]
         for i, row_sums in enumerate(sums):
@@ -264,7 +274,7 @@ def _softmax_row(t: Tiles, row: Value, index: int, scores: list[Value], key: Val
     return shrink
 
 
-def _add_values(t: Tiles, row: Value, dims: range, shrink: list[Value], pairs: Value) -> None:
+def _add_values(t: Tiles, row: Value, dims: range, shrink: list[Value], pairs: Value, later: Value | None) -> None:
     """out = out * shrink + P V for some vectors of dimensions."""
     f, e, lanes = t.f, t.e, t.lanes
     out = t.out + row * (t.head_dim * 4) + dims.start * lanes * 4
@@ -277,6 +287,8 @@ def _add_values(t: Tiles, row: Value, dims: range, shrink: list[Value], pairs: V
         for i, factor in enumerate(shrink)
     ]
     with f.loop(0, pairs) as pair:
+        if later is not None:
+            _prefetch_part(t, later + t.a.value_stride, pair, t.key_block // e.pack)
         line = t.values + pair * (t.head_dim * 4) + dims.start * lanes * 4
         blocks = [e.operands(f, e.load_block(f, line + v * lanes * 4)) for v in range(len(dims))]
         for i, row_sums in enumerate(sums):

@@ -1,6 +1,7 @@
 """Rotary embedding with the write into pages, and attention over them."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +13,18 @@ from kernels.cpu.runtime import Runtime, check_same_layout, is_bf16
 from kernels.interface import AttentionBatch
 
 _MAX_CHUNKS = 16_000
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWords:
+    """The words of a job that a batch gives."""
+
+    pages: tuple[int, int]
+    places: tuple[int, int]
+    lengths: tuple[int, int]
+    num_sequences: int
+    num_tokens: int
 
 
 class AttentionOps:
@@ -19,8 +32,35 @@ class AttentionOps:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._attention: dict[tuple[int, bool], int] = {}
-        self._rope: dict[bool, int] = {}
+        self._found: dict[tuple[int, bool], tuple[int, int, int]] = {}
+        self._batch: AttentionBatch | None = None
+        self._batch_words: BatchWords
+
+    def compile(self, head_dim: int, bf16: bool) -> tuple[int, int, int]:
+        """Addresses of (attention, its plan, rope and store)."""
+        found = self._found.get((head_dim, bf16))
+        if found is None:
+            code = "bf16" if bf16 else "f32"
+            found = self._found[head_dim, bf16] = (
+                self._runtime.kernel(f"attention-{head_dim}-{code}", build_attention) if head_dim % 16 == 0 else 0,
+                self._runtime.kernel("attention_plan", build_plan),
+                self._runtime.kernel(f"rope_and_store_{code}", build_rope_and_store),
+            )
+        return found
+
+    def _words_of(self, batch: AttentionBatch) -> "BatchWords":
+        """Checked once a step: layers share the batch."""
+        if batch is not self._batch:
+            _check_batch(batch)
+            self._batch_words = BatchWords(
+                (batch.page_table.data_ptr(), batch.page_table.stride(0)),
+                (batch.positions.data_ptr(), batch.sequence_ids.data_ptr()),
+                (batch.query_starts.data_ptr(), batch.context_lens.data_ptr()),
+                batch.context_lens.shape[0],
+                batch.positions.shape[0],
+            )
+            self._batch = batch
+        return self._batch_words
 
     def rope_and_store(
         self,
@@ -36,30 +76,21 @@ class AttentionOps:
         """See `KernelBackend.rope_and_store`."""
         bf16 = is_bf16(qkv)
         check_same_layout(qkv, qkv, q_norm, k_norm)
-        _check_batch(batch)
+        known = self._words_of(batch)
         num_tokens = qkv.shape[0]
         _, num_kv_heads, _, _, head_dim = kv_layer.shape
-        if qkv.shape[1] != (num_q_heads + 2 * num_kv_heads) * head_dim or batch.positions.shape[0] != num_tokens:
+        if qkv.shape[1] != (num_q_heads + 2 * num_kv_heads) * head_dim or known.num_tokens != num_tokens:
             raise ValueError(f"qkv {tuple(qkv.shape)} does not fit {num_q_heads} query heads and kv {kv_layer.shape}")
         if cos_sin.dtype is not torch.float32 or not cos_sin.is_contiguous():
             raise ValueError("cos_sin must be contiguous float32")
-        q = qkv.new_empty((num_tokens, num_q_heads, head_dim))
-        body = self._rope.get(bf16)
-        if body is None:
-            name = f"rope_and_store_{'bf16' if bf16 else 'f32'}"
-            body = self._rope[bf16] = self._runtime.kernel(name, build_rope_and_store)
+        q = torch.empty((num_tokens, num_q_heads, head_dim), dtype=qkv.dtype)
         per_chunk = max(8, self._runtime.chunk_size(num_tokens, 1))
-        self._runtime.run(
-            body,
-            0,
-            -(-num_tokens // per_chunk),
+        words = (
             qkv.data_ptr(),
             cos_sin.data_ptr(),
             *_pool_words(kv_layer, qkv.dtype),
-            batch.page_table.data_ptr(),
-            batch.page_table.stride(0),
-            batch.positions.data_ptr(),
-            batch.sequence_ids.data_ptr(),
+            *known.pages,
+            *known.places,
             q.data_ptr(),
             num_tokens,
             num_q_heads,
@@ -67,11 +98,12 @@ class AttentionOps:
             head_dim,
             cos_sin.shape[1] // 2,
             batch.page_size,
-            0 if q_norm is None else q_norm.data_ptr(),
-            0 if k_norm is None else k_norm.data_ptr(),
+            q_norm.data_ptr() if q_norm is not None else 0,
+            k_norm.data_ptr() if k_norm is not None else 0,
             float_bits(eps),
             per_chunk,
         )
+        self._runtime.run(self.compile(head_dim, bf16)[2], 0, -(-num_tokens // per_chunk), words)
         return q
 
     def paged_attention(
@@ -82,47 +114,40 @@ class AttentionOps:
         num_tokens, num_q_heads, head_dim = q.shape
         num_kv_heads, group = kv_layer.shape[1], num_q_heads // kv_layer.shape[1]
         check_same_layout(q, q)
-        _check_batch(batch)
+        known = self._words_of(batch)
         if head_dim % 16 or batch.page_size % 16 or not 1 <= group <= MAX_ROWS:
             raise ValueError(
                 f"attention needs head_dim and page_size in multiples of 16 and at most {MAX_ROWS} query heads a kv "
                 f"head, got {head_dim}, {batch.page_size} and {group}"
             )
-        out = torch.empty_like(q)
-        num_sequences = batch.context_lens.shape[0]
+        if known.num_tokens != num_tokens:
+            raise ValueError(f"{num_tokens} queries for a batch of {known.num_tokens} tokens")
+        out = torch.empty(q.shape, dtype=q.dtype)
+        num_sequences = known.num_sequences
         tokens_per_item = MAX_ROWS // group
         slots = max_slots(runtime.num_threads)
         max_items = (num_sequences + num_tokens // tokens_per_item) * num_kv_heads + slots
-        key = (head_dim, bf16)
-        body = self._attention.get(key)
-        if body is None:
-            name = f"attention-{head_dim}-{'bf16' if bf16 else 'f32'}"
-            body = self._attention[key] = runtime.kernel(name, build_attention)
-        runtime.run(
-            body,
-            runtime.kernel("attention_plan", build_plan),
-            0,  # the plan sets it
+        body, plan, _ = self.compile(head_dim, bf16)
+        words = (
             q.data_ptr(),
             *_pool_words(kv_layer, q.dtype),
-            batch.page_table.data_ptr(),
-            batch.page_table.stride(0),
-            batch.query_starts.data_ptr(),
-            batch.context_lens.data_ptr(),
+            *known.pages,
+            *known.lengths,
             out.data_ptr(),
             num_sequences,
             num_kv_heads,
             group,
             batch.page_size,
-            float_bits(scale * math.log2(math.e)),
+            float_bits(scale * _LOG2_E),
             runtime.scratch("items", max_items * ITEM_BYTES),
             runtime.scratch("counters", slots * 8),
             runtime.scratch("workspace", slots * slot_bytes(head_dim)),
             tokens_per_item,
             runtime.num_threads,
             -(-max_items // _MAX_CHUNKS),
-            0,
-            is_long=num_tokens > num_sequences,
+            0,  # items, written by the plan, as is the number of chunks
         )
+        runtime.run(body, plan, 0, words, is_long=num_tokens > num_sequences)
         return out
 
 

@@ -72,14 +72,14 @@ class Queries:
 
 
 def build_plan(target: Target, name: str) -> Function:
-    """Writes the items and the job's number of chunks. Chunks of prefill come first, the longest of each before others."""
+    """Writes the items and the job's number of chunks: prefill before decode, the longest of a sequence first."""
     f = Function(name, 1)
     a = Arguments(f, ATTENTION_ARGS)
     part_keys = _part_keys(f, target, a)
     num_items, num_slots, num_counters = f.var(0), f.var(0), f.var(0)
     for decode in (False, True):
         with f.loop(0, a.num_sequences) as sequence:
-            start, length, _ = _sequence(f, a, sequence)
+            _start, length, _context = _sequence(f, a, sequence)
             with f.if_((length.equals(1)) if decode else (length > 1)):
                 for_each_block = _query_blocks(f, a, sequence)
                 with for_each_block as block:

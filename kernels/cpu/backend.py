@@ -4,12 +4,14 @@ import torch
 
 from kernels.cpu.attention_op import AttentionOps
 from kernels.cpu.jit import InstructionSet
-from kernels.cpu.linear import Epilogue
-from kernels.cpu.linear_op import LinearOps
+from kernels.cpu.linear import Epilogue, lanes_groups
+from kernels.cpu.linear_op import LinearOp
+from kernels.cpu.memory import empty_huge
 from kernels.cpu.moe_op import moe_mlp
 from kernels.cpu.norm_op import NormOps
 from kernels.cpu.runtime import Runtime
-from kernels.interface import AttentionBatch, KernelBackend
+from kernels.cpu.warmup import compile_all
+from kernels.interface import AttentionBatch, KernelBackend, KernelShapes, Progress
 
 
 class CpuBackend(KernelBackend):
@@ -17,7 +19,7 @@ class CpuBackend(KernelBackend):
 
     num_threads: threads of every operation, the calling one included (default: torch's); 1 starts none.
     instruction_set: at most this is used (default: the best the CPU has); a test of lower ones.
-    max_streaming_tokens: batches up to this run on the kernels here, larger ones on oneDNN.
+    max_own_tokens: linear layers of larger batches go to oneDNN or MKL (default: what was measured to be faster).
     """
 
     def __init__(
@@ -25,11 +27,14 @@ class CpuBackend(KernelBackend):
         num_threads: int | None = None,
         *,
         instruction_set: InstructionSet | None = None,
-        max_streaming_tokens: int = 64,
+        max_own_tokens: int | None = None,
     ) -> None:
         self._runtime = Runtime(num_threads if num_threads is not None else torch.get_num_threads(), instruction_set)
         self._norms = NormOps(self._runtime)
-        self._linears = LinearOps(self._runtime, self._norms, max_streaming_tokens)
+        self._linear, self._residual, self._gate_up, self._logits = (
+            LinearOp(self._runtime, self._norms, epilogue, max_own_tokens)
+            for epilogue in (Epilogue.STORE, Epilogue.RESIDUAL, Epilogue.GATE_UP, Epilogue.LOGITS)
+        )
         self._attention = AttentionOps(self._runtime)
 
     @property
@@ -40,22 +45,30 @@ class CpuBackend(KernelBackend):
     def instruction_set(self) -> InstructionSet:
         return self._runtime.target.instruction_set
 
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return empty_huge(shape, dtype)
+
+    def warmup(self, dtype: torch.dtype, shapes: KernelShapes, progress: Progress | None = None) -> None:
+        linears = (self._linear, self._residual, self._gate_up, self._logits)
+        max_groups = lanes_groups(self._runtime.target, 3 * self._runtime.target.lanes)
+        compile_all(linears, self._attention, self._norms, max_groups, dtype, shapes, progress)
+
     def close(self) -> None:
         """End the worker threads. Optional: the interpreter's exit does it too."""
         self._runtime.close()
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return table.index_select(0, token_ids)
+        return table.index_select(0, token_ids).float()
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        out = x.new_empty((x.shape[0], weight.shape[0]))
-        self._linears.run(x, weight, out, Epilogue.STORE, bias)
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
+        self._linear.run(x, weight, out, bias)
         return out
 
     def linear_residual(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None = None
     ) -> None:
-        self._linears.run(x, weight, residual, Epilogue.RESIDUAL, bias)
+        self._residual.run(x, weight, residual, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._norms.rms_norm(x, weight, eps)
@@ -68,15 +81,20 @@ class CpuBackend(KernelBackend):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        out = x.new_empty((x.shape[0], weight.shape[0]))
-        self._linears.run(x, weight, out, Epilogue.STORE, bias, norm_weight, eps)
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
+        self._linear.run(x, weight, out, bias, norm_weight, eps)
+        return out
+
+    def logits(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, head: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((x.shape[0], head.shape[0]), dtype=torch.float32)
+        self._logits.run(x, head, out, None, norm_weight, eps)
         return out
 
     def norm_gate_up(
         self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up_weight: torch.Tensor
     ) -> torch.Tensor:
-        out = x.new_empty((x.shape[0], gate_up_weight.shape[0] // 2))
-        self._linears.run(x, gate_up_weight, out, Epilogue.GATE_UP, None, norm_weight, eps)
+        out = torch.empty((x.shape[0], gate_up_weight.shape[0] // 2), dtype=gate_up_weight.dtype)
+        self._gate_up.run(x, gate_up_weight, out, None, norm_weight, eps)
         return out
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -110,4 +128,4 @@ class CpuBackend(KernelBackend):
         gate_up_weights: torch.Tensor,
         down_weights: torch.Tensor,
     ) -> torch.Tensor:
-        return moe_mlp(self._linears, x, expert_ids, expert_weights, gate_up_weights, down_weights)
+        return moe_mlp(self._gate_up, self._linear, x, expert_ids, expert_weights, gate_up_weights, down_weights)

@@ -1,8 +1,9 @@
 """Times whole decode steps and prefills of a model's shape against the limits of this machine, in one run.
 
 `python -m kernels.cpu.bench --batch 1 8 32 --prefill 512 1500`: random weights, real kernels, no sampling. The limits
-are a read of the weights by all threads and the fastest bf16 matmul, measured between the steps, so that a busy machine
-slows both. A step's limit is max(bytes / bandwidth, FLOPs / peak) over linear layers plus the cached keys' bytes.
+are a read of memory by all threads and the fastest matmul, measured between the steps, so that a busy machine slows
+both. Set GOMP_SPINCOUNT=0: torch's idle threads, which the probes wake, otherwise spin on the kernels' cores. A step's
+limit is max(bytes / bandwidth, FLOPs / peak) over linear layers, plus the same of attention.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu.backend import CpuBackend
+from kernels.cpu.memory import empty_huge
 from kernels.interface import AttentionBatch
 
 
@@ -51,17 +53,20 @@ class BenchModel:
             (2 * s.inner, s.hidden),
             (s.hidden, s.inner),
         ]
+        self._memory = empty_huge((s.layer_weights * s.num_layers + s.vocab * s.hidden,), dtype)
+        self._used = 0
         self.layers = [[self._weight(*size) for size in sizes] for _ in range(s.num_layers)]
         self.head = self._weight(s.vocab, s.hidden)
         self.norm = torch.ones(s.hidden, dtype=dtype)
         angles = torch.rand(8192, s.head_dim // 2)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
-        self.pool = torch.zeros(
-            (num_pages, s.num_kv_heads, s.num_layers, 2, s.page_size, s.head_dim), dtype=dtype
-        ).normal_()
+        pool_shape = (num_pages, s.num_kv_heads, s.num_layers, 2, s.page_size, s.head_dim)
+        self.pool = empty_huge(pool_shape, dtype).normal_()
 
     def _weight(self, rows: int, columns: int) -> torch.Tensor:
-        return (torch.randn(rows, columns) / columns**0.5).to(self.dtype)
+        weight = self._memory[self._used : self._used + rows * columns].view(rows, columns)
+        self._used += rows * columns
+        return weight.normal_(std=columns**-0.5)
 
     def batch(self, contexts: list[int], queries: list[int]) -> AttentionBatch:
         page = self.shape.page_size
@@ -95,7 +100,7 @@ class BenchModel:
             b.linear_residual(attended.flatten(1), o_weight, x)
             b.linear_residual(b.norm_gate_up(x, self.norm, 1e-5, gate_up_weight), down_weight, x)
         last = x[batch.query_starts[1:].long() - 1]
-        return b.norm_linear(last, self.norm, 1e-5, self.head)
+        return b.logits(last, self.norm, 1e-5, self.head)
 
     def runner(self, contexts: list[int], queries: list[int]) -> Callable[[], None]:
         batch = self.batch(contexts, queries)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kernels.cpu.arguments import Arguments
-from kernels.cpu.ir import F32, I32, Function, Value, Variable, lanes_of, vector
+from kernels.cpu.ir import F32, I32, Function, Value, lanes_of, vector
 from kernels.cpu.jit import Target
 from kernels.cpu.norm import emit_norm_row
 from kernels.cpu.vectors import Element, first_lanes, reduce_many, silu, transpose, zeros
@@ -22,8 +22,8 @@ LINEAR_ARGS = (
     "out",
     "bias",  # 0: none
     "num_tokens",
-    "k",
     "n",  # rows of weight; of one half in gate-up mode
+    "k",
     "rows_per_chunk",
     "source",  # what the prologue reads: rows [T, K]
     "normed",  # where the prologue puts normalised rows [T, K]
@@ -31,13 +31,17 @@ LINEAR_ARGS = (
     "eps",
 )
 MAX_DOT_TOKENS = 8
+# Ahead of the row being read, into the second-level cache: the hardware stops at each 4 KiB, and misses that the first
+# level waits for stall it (a step of batch 8: 21 to 16 ms).
+PREFETCH_BYTES, PREFETCH_LEVEL = 4096, 2
 
 
 class Epilogue(enum.Enum):
     """What becomes of the products."""
 
     STORE = "store"
-    RESIDUAL = "residual"  # added to what `out` holds
+    RESIDUAL = "residual"  # added to what `out` holds, in float32 whatever the model dtype
+    LOGITS = "logits"  # stored in float32
     GATE_UP = "gate_up"  # rows n of weight are gates, rows N + n are ups: silu(gate) * up
 
 
@@ -74,6 +78,12 @@ class Block:
     epilogue: Epilogue
 
     @property
+    def out(self) -> Element:
+        """Elements of `out`: the residual stream and logits are not rounded to the model dtype."""
+        is_wide = self.epilogue in (Epilogue.RESIDUAL, Epilogue.LOGITS)
+        return Element(self.e.target, False) if is_wide else self.e
+
+    @property
     def row_bytes(self) -> int:
         return self.k * self.e.size
 
@@ -92,27 +102,27 @@ class Block:
     def prefetch_next(self, addresses: list[Value], offset: Value) -> None:
         """Ask for the same place of the next block: the hardware sees many short rows, not one stream."""
         for address in addresses:
-            self.f.prefetch(address + offset + self.shape.rows * self.row_bytes)
+            self.f.prefetch(address + offset + self.shape.rows * self.row_bytes, PREFETCH_LEVEL)
 
     def finish(self, y: Value, token: Value, row: Value, mask: Value | None = None) -> None:
         """Lanes of y are rows row, row + 1, ... of one token: add what is to be added, round and store (by mask)."""
-        f, e, a = self.f, self.e, self.a
+        f, e, a, wide = self.f, self.e, self.a, self.out
 
-        def load(address: Value) -> Value:
+        def load(element: Element, address: Value) -> Value:
             if mask is None:
-                return e.load_vector_f32(f, address, lanes_of(y.type))
-            return e.load_f32_masked(f, address, mask)
+                return element.load_vector_f32(f, address, lanes_of(y.type))
+            return element.load_f32_masked(f, address, mask)
 
-        out = a.out + (token * a.n + row) * e.size
+        out = a.out + (token * a.n + row) * wide.size
         total = f.var(y)
         with f.if_(a.bias > 0):
-            total.set(total.get() + load(a.bias + row * e.size))
+            total.set(total.get() + load(e, a.bias + row * e.size))
         if self.epilogue is Epilogue.RESIDUAL:
-            total.set(total.get() + load(out))
+            total.set(total.get() + load(wide, out))
         if mask is None:
-            e.store_f32(f, total.get(), out)
+            wide.store_f32(f, total.get(), out)
         else:
-            e.store_f32_masked(f, total.get(), out, mask)
+            wide.store_f32_masked(f, total.get(), out, mask)
 
 
 def _emit_rows(block: Block, chunk: Value, emit: Callable[[Block, Value], None]) -> None:
@@ -173,6 +183,7 @@ def _dot_row(block: Block, row: Value, tile: Value) -> None:
 
     whole = k - k % e.block
     with f.loop(0, whole * e.size, e.block * e.size) as offset:
+        f.prefetch(weights + offset + PREFETCH_BYTES, PREFETCH_LEVEL)
         accumulate(lambda address: e.load_block(f, address), offset)
     if whole < k:
         accumulate(lambda address: e.load_block_tail(f, address, f.const(k - whole)), f.const(whole * e.size))
@@ -197,15 +208,23 @@ def _dot_finish(block: Block, tiles: list[Value], row: Value, mask: Value | None
 # lanes
 
 
-def packed_tokens(target: Target, num_tokens: int) -> int:
-    """Tokens of the packed activations: whole vectors."""
-    return -(-num_tokens // target.lanes) * target.lanes
-
-
 def lanes_groups(target: Target, num_tokens: int) -> int:
-    """Vectors of tokens that one register block takes."""
-    vectors = packed_tokens(target, num_tokens) // target.lanes
-    return vectors if vectors <= (3 if target.lanes == 16 else 2) else 2
+    """Vectors of tokens in a tile, which is what one register block takes: the choice that pads least."""
+    choices = (3, 2, 1) if target.lanes == 16 else (2, 1)
+    vectors = -(-num_tokens // target.lanes)
+    if vectors <= choices[0]:
+        return vectors
+    return min(choices[:2], key=lambda groups: (-(-vectors // groups) * groups, -groups))
+
+
+def num_tiles(target: Target, num_tokens: int) -> int:
+    """Tiles of the packed activations."""
+    return -(-num_tokens // (lanes_groups(target, num_tokens) * target.lanes))
+
+
+def packed_bytes(target: Target, num_tokens: int, k: int) -> int:
+    """Bytes of the packed activations: whole tiles of 32-bit words, K rounded up to pairs."""
+    return num_tiles(target, num_tokens) * lanes_groups(target, num_tokens) * target.lanes * (k + 1) * 4
 
 
 def build_lanes(target: Target, name: str) -> Function:
@@ -213,30 +232,29 @@ def build_lanes(target: Target, name: str) -> Function:
     epilogue, groups, k, is_bf16 = parse_name(name)
     f, e, lanes = Function(name.replace("-", "_"), 2), Element(target, is_bf16), target.lanes
     a = Arguments(f, LINEAR_ARGS)
-    padded = (a.num_tokens + (lanes - 1)) // lanes * lanes
     tile = f.stack(groups * lanes * lanes * 4)
-
-    def emit(block: Block, row: Value) -> None:
-        with f.loop(0, padded, lanes * groups) as token:
-            _lanes_finish(block, _lanes_block(block, row, padded, token), tile, token, row)
-
-    _emit_rows(Block(f, e, a, lanes_shape(target, epilogue, groups), k, epilogue), f.args[1], emit)
+    block = Block(f, e, a, lanes_shape(target, epilogue, groups), k, epilogue)
+    # Tiles outside: the chunk's weights stay in the second-level cache, and results go to few pages at a time.
+    with f.loop(0, a.num_tokens, lanes * groups) as token:
+        _emit_rows(
+            block, f.args[1], lambda part, row: _lanes_finish(part, _lanes_block(part, row, token), tile, token, row)
+        )
     return f
 
 
-def _lanes_block(block: Block, row: Value, padded: Value, token: Value) -> list[list[Value]]:
-    """Sums [weight row][group of tokens]. A group past the end is the last one again rather than a branch."""
+def _lanes_block(block: Block, row: Value, token: Value) -> list[list[Value]]:
+    """Sums [weight row][group of tokens] of the tile that begins at a token."""
     f, e = block.f, block.e
-    lanes, weights = e.target.lanes, block.row_addresses(row)
-    groups = [f.minimum(token + i * lanes, padded - lanes) for i in range(block.shape.columns)]
-    inputs = [block.a.x + group * 4 for group in groups]
-    sums = [[f.var(zeros(f, lanes)) for _ in groups] for _ in weights]
+    lanes, columns, weights = e.target.lanes, block.shape.columns, block.row_addresses(row)
+    base = block.a.x + token * (-(-block.k // e.pack) * 4)
+    inputs = [base + i * lanes * 4 for i in range(columns)]
+    sums = [[f.var(zeros(f, lanes)) for _ in inputs] for _ in weights]
 
     def accumulate(word: Value, factors_at: Callable[[Value], tuple[Value, ...]]) -> None:
-        columns = [e.operands(f, e.load_block(f, address + word * (padded * 4))) for address in inputs]
+        blocks = [e.operands(f, e.load_block(f, address + word * (columns * lanes * 4))) for address in inputs]
         for address, row_sums in zip(weights, sums, strict=True):
             factors = factors_at(address + word * 4)
-            for column, total in zip(columns, row_sums, strict=True):
+            for column, total in zip(blocks, row_sums, strict=True):
                 total.set(e.multiply_add(f, total.get(), column, factors))
 
     def accumulate_words(first: Value | int, last: Value | int) -> None:
@@ -280,50 +298,55 @@ def _lanes_finish(block: Block, sums: list[list[Value]], tile: Value, token: Val
 
 
 def build_norm_prologue(target: Target, name: str) -> Function:
-    """normed = rms_norm(source, norm_weight), row by row."""
-    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
-    _emit_norm(f, e, Arguments(f, LINEAR_ARGS))
-    return f
-
-
-def build_pack_prologue(target: Target, name: str) -> Function:
-    """x = packed source."""
-    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
+    """normed = rms_norm(source, norm_weight), row by row, for the dot kernel. Name: norm_rows-<of source>-<dtype>."""
+    _, source_code, code = name.split("-")
+    f = Function(name.replace("-", "_"), 1)
     a = Arguments(f, LINEAR_ARGS)
-    _emit_pack(f, e, a, a.source)
+    elements = Element(target, source_code == "bf16"), Element(target, code == "bf16")
+    _emit_norm(f, *elements, a, f.const(0), a.num_tokens)
     return f
 
 
-def build_norm_pack_prologue(target: Target, name: str) -> Function:
-    """normed = rms_norm(source, norm_weight); x = packed normed."""
-    f, e = Function(name, 1), Element(target, name.endswith("bf16"))
+def build_pack(target: Target, name: str) -> Function:
+    """Chunk: one tile of x = packed source, normalised first in its place in `normed` if there is a norm.
+
+    Name: pack-<groups>-<dtype of a source that has a norm>-<dtype>.
+    """
+    _, groups, source_code, code = name.split("-")
+    f, e = Function(name.replace("-", "_"), 2), Element(target, code == "bf16")
     a = Arguments(f, LINEAR_ARGS)
-    _emit_norm(f, e, a)
-    _emit_pack(f, e, a, a.normed)
+    size = int(groups) * target.lanes
+    first = f.args[1] * size
+    source = f.var(a.source)
+    with f.if_(a.norm_weight > 0):
+        _emit_norm(f, Element(target, source_code == "bf16"), e, a, first, f.minimum(first + size, a.num_tokens))
+        source.set(a.normed)
+    _emit_pack_tile(f, e, a, source.get(), first, size)
     return f
 
 
-def _emit_norm(f: Function, e: Element, a: Arguments) -> None:
+def _emit_norm(f: Function, source: Element, e: Element, a: Arguments, first: Value, last: Value) -> None:
     eps = a.float("eps")
-    with f.loop(0, a.num_tokens) as token:
-        offset = token * a.k * e.size
-        emit_norm_row(f, e, a.source + offset, a.norm_weight, a.normed + offset, a.k, eps)
+    with f.loop(first, last) as token:
+        offset = token * a.k
+        row, out = a.source + offset * source.size, a.normed + offset * e.size
+        emit_norm_row(f, source, e, row, a.norm_weight, out, a.k, eps)
 
 
-def _emit_pack(f: Function, e: Element, a: Arguments, source: Value) -> None:
-    """[T, K] to [K / pack][padded T][pack], squares of 32-bit words at a time; tokens past the end repeat the last."""
+def _emit_pack_tile(f: Function, e: Element, a: Arguments, source: Value, first: Value, size: int) -> None:
+    """Rows [first, first + size) to [K / pack][size][pack], squares of words at a time; the last row pads the tile."""
     lanes = e.target.lanes
-    padded = (a.num_tokens + (lanes - 1)) // lanes * lanes
     whole = a.k - a.k % e.block
-    with f.loop(0, padded, lanes) as token:
-        rows = [source + f.minimum(token + i, a.num_tokens - 1) * (a.k * e.size) for i in range(lanes)]
+    tile = a.x + first * ((a.k + (e.pack - 1)) // e.pack * 4)
+    with f.loop(0, size, lanes) as place:
+        rows = [source + f.minimum(first + place + i, a.num_tokens - 1) * (a.k * e.size) for i in range(lanes)]
         with f.loop(0, whole, e.block) as k:
             blocks = [f.bitcast(e.load_block(f, row + k * e.size), vector(lanes, I32)) for row in rows]
             for word, column in enumerate(transpose(f, blocks)):
-                f.store(column, a.x + ((k // e.pack + word) * padded + token) * 4)
+                f.store(column, tile + ((k // e.pack + word) * size + place) * 4)
         with f.loop(whole, a.k, e.pack) as k:
             for lane, row in enumerate(rows):
-                f.store(_word_at(f, e, row, k, a.k), a.x + (k // e.pack * padded + token + lane) * 4)
+                f.store(_word_at(f, e, row, k, a.k), tile + (k // e.pack * size + place + lane) * 4)
 
 
 def _word_at(f: Function, e: Element, row: Value, k: Value, size: Value) -> Value:

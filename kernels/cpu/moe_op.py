@@ -2,12 +2,12 @@
 
 import torch
 
-from kernels.cpu.linear import Epilogue
-from kernels.cpu.linear_op import LinearOps
+from kernels.cpu.linear_op import LinearOp
 
 
 def moe_mlp(
-    linears: LinearOps,
+    gate_up_linear: LinearOp,
+    linear: LinearOp,
     x: torch.Tensor,
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
@@ -27,8 +27,8 @@ def moe_mlp(
             continue
         rows = grouped[start : start + count]
         hidden = x.new_empty((count, down_weights.shape[2]))
-        linears.run(rows, gate_up_weights[expert], hidden, Epilogue.GATE_UP)
-        linears.run(hidden, down_weights[expert], shares[start : start + count], Epilogue.STORE)
+        gate_up_linear.run(rows, gate_up_weights[expert], hidden)
+        linear.run(hidden, down_weights[expert], shares[start : start + count])
         start += count
     factors = expert_weights.flatten().index_select(0, order).float()
     out = torch.zeros(x.shape, dtype=torch.float32)

@@ -28,29 +28,37 @@ def rms_scale(f: Function, e: Element, row: Value, size: Value, eps: Value) -> V
     return 1.0 / f.call(F32, "llvm.sqrt.f32", mean + eps)
 
 
-def emit_norm_row(f: Function, e: Element, row: Value, weight: Value, out: Value, size: Value, eps: Value) -> None:
-    """out[:size] = row * rms_scale * weight, rounded once; `out` may be `row`."""
+def emit_norm_row(
+    f: Function, source: Element, e: Element, row: Value, weight: Value, out: Value, size: Value, eps: Value
+) -> None:
+    """out[:size] = row * rms_scale * weight, rounded once. `row` has elements of `source`, the others of `e`."""
     lanes = e.target.lanes
-    scale = f.splat(rms_scale(f, e, row, size, eps), lanes)
+    scale = f.splat(rms_scale(f, source, row, size, eps), lanes)
     whole = size - size % lanes
-    with f.loop(0, whole * e.size, lanes * e.size) as i:
-        y = e.load_f32(f, row + i, lanes) * scale * e.load_f32(f, weight + i, lanes)
-        e.store_f32(f, y, out + i)
+    with f.loop(0, whole, lanes) as i:
+        y = source.load_f32(f, row + i * source.size, lanes) * scale * e.load_f32(f, weight + i * e.size, lanes)
+        e.store_f32(f, y, out + i * e.size)
     with f.if_(whole < size):
-        mask, i = first_lanes(f, lanes, size - whole), whole * e.size
-        y = e.load_f32_masked(f, row + i, mask) * scale * e.load_f32_masked(f, weight + i, mask)
-        e.store_f32_masked(f, y, out + i, mask)
+        mask = first_lanes(f, lanes, size - whole)
+        x = source.load_f32_masked(f, row + whole * source.size, mask)
+        y = x * scale * e.load_f32_masked(f, weight + whole * e.size, mask)
+        e.store_f32_masked(f, y, out + whole * e.size, mask)
 
 
 def build_rms_norm(target: Target, name: str) -> Function:
-    """Chunk: some rows of out = rms_norm(x, weight)."""
-    f, e = Function(name, 2), Element(target, name.endswith("bf16"))
+    """Chunk: some rows of out = rms_norm(x, weight). Name: rms_norm-<dtype of x>-<dtype>."""
+    _, source_code, code = name.split("-")
+    f, source, e = (
+        Function(name.replace("-", "_"), 2),
+        Element(target, source_code == "bf16"),
+        Element(target, code == "bf16"),
+    )
     a, chunk = Arguments(f, NORM_ARGS), f.args[1]
     eps = a.float("eps")
     first = chunk * a.rows_per_chunk
     with f.loop(first, f.minimum(first + a.rows_per_chunk, a.num_rows)) as row:
-        offset = row * a.size * e.size
-        emit_norm_row(f, e, a.x + offset, a.weight, a.out + offset, a.size, eps)
+        offset = row * a.size
+        emit_norm_row(f, source, e, a.x + offset * source.size, a.weight, a.out + offset * e.size, a.size, eps)
     return f
 
 

@@ -4,7 +4,7 @@ import torch
 
 from kernels.cpu.arguments import float_bits
 from kernels.cpu.norm import build_rms_norm, build_silu_and_mul
-from kernels.cpu.runtime import Runtime, check_same_layout, is_bf16
+from kernels.cpu.runtime import Runtime, check_same_layout, check_source, is_bf16
 
 _MIN_CHUNK_BYTES = 16_384  # less is not worth waking a thread for
 
@@ -20,25 +20,24 @@ class NormOps:
         rows = max(self._runtime.chunk_size(num_rows, 1), -(-_MIN_CHUNK_BYTES // max(row_bytes, 1)))
         return rows, -(-num_rows // rows)
 
+    def compile(self, bf16: bool) -> None:
+        code = "bf16" if bf16 else "f32"
+        self._runtime.kernel(f"rms_norm-f32-{code}", build_rms_norm)
+        self._runtime.kernel(f"silu_and_mul_{code}", build_silu_and_mul)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x [..., H] normalised over its last dimension, a fresh tensor."""
+        """x [..., H] (of weight's dtype or float32) normalised over its last dimension -> fresh, of weight's dtype."""
         x = x.contiguous()
-        check_same_layout(x, weight)
-        code = "bf16" if is_bf16(x) else "f32"
-        out, size = torch.empty_like(x), x.shape[-1]
+        check_source(x, weight)
+        codes = "-".join("bf16" if is_bf16(tensor) else "f32" for tensor in (x, weight))
+        out, size = torch.empty(x.shape, dtype=weight.dtype), x.shape[-1]
         num_rows = x.numel() // size
         rows, chunks = self._chunks(num_rows, size * x.element_size())
         self._runtime.run(
-            self._runtime.kernel(f"rms_norm_{code}", build_rms_norm),
+            self._runtime.kernel(f"rms_norm-{codes}", build_rms_norm),
             0,
             chunks,
-            x.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            num_rows,
-            size,
-            rows,
-            float_bits(eps),
+            (x.data_ptr(), weight.data_ptr(), out.data_ptr(), num_rows, size, rows, float_bits(eps)),
         )
         return out
 
@@ -53,9 +52,5 @@ class NormOps:
             self._runtime.kernel(f"silu_and_mul_{code}", build_silu_and_mul),
             0,
             chunks,
-            gate_up.data_ptr(),
-            out.data_ptr(),
-            num_rows,
-            size,
-            rows,
+            (gate_up.data_ptr(), out.data_ptr(), num_rows, size, rows),
         )

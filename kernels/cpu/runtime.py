@@ -43,7 +43,7 @@ class Runtime:
         """Address of a kernel, compiled on first use (milliseconds)."""
         return self._compiler.address(name, build)
 
-    def run(self, body: int, prologue: int, num_chunks: int, *words: int, is_long: bool = False) -> None:
+    def run(self, body: int, prologue: int, num_chunks: int, words: tuple[int, ...], *, is_long: bool = False) -> None:
         """Run one job with its argument words; a long one releases the interpreter lock."""
         _packer(3 + len(words))(self._job, 0, body, prologue, num_chunks, *words)
         self._team.launch(self._job_address, is_long)
@@ -83,3 +83,10 @@ def check_same_layout(x: torch.Tensor, *others: torch.Tensor | None) -> None:
                 f"expected contiguous {x.dtype} tensors, got {other.dtype} with shape {tuple(other.shape)} "
                 f"and strides {other.stride()}"
             )
+
+
+def check_source(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """What a norm reads: the residual stream, which is float32 whatever the model dtype, or the model dtype."""
+    if x.dtype is not torch.float32:
+        check_same_layout(x, weight)
+    is_bf16(weight)

@@ -1,9 +1,9 @@
 """A team of native threads that shares the chunks of one job, woken in about a microsecond while it is busy.
 
 Job: int64 words [body function, prologue function or 0, number of chunks, arguments...]. `launch` runs the prologue on
-the calling thread (it may still set the number of chunks), posts the job, and takes chunks beside the workers until all are done. A worker that is late takes
-nothing, so that a descheduled thread never holds up a job it has not begun. After its last chunk a worker spins for a
-few tens of microseconds (the next kernel of a decode step comes sooner) and then sleeps on a futex.
+the calling thread (it may still set the number of chunks), posts the job, and takes chunks beside the workers until all
+are done. A worker that is late takes nothing, so that a descheduled thread never holds up a job it has not begun. After
+its last chunk a worker spins about 50 us (the next kernel of a decode step comes sooner) and then sleeps on a futex.
 
 Workers are plain pthreads that never touch the interpreter. The control block is one word
 `epoch << 32 | chunks << 16 | next`, so that claiming a chunk and knowing how many there are is one atomic step.
@@ -14,6 +14,7 @@ import ctypes
 import os
 import platform
 import weakref
+from functools import lru_cache
 
 from kernels.cpu.ir import I32, I64, Function, Value
 from kernels.cpu.jit import Compiler, Target, as_python_function
@@ -153,17 +154,18 @@ class ThreadTeam:
     """`num_threads - 1` workers beside the calling thread. One thread at a time may launch jobs."""
 
     def __init__(self, compiler: Compiler, num_threads: int) -> None:
+        self._threads: list[ctypes.c_ulong] = []
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         self.num_threads = num_threads
         launch = compiler.address("launch", build_launch)
         self._launch_short = as_python_function(launch, 2, release_gil=False)
         self._launch_long = as_python_function(launch, 2, release_gil=True)
-        self._threads: list[ctypes.c_ulong] = []
         self._memory = ctypes.create_string_buffer(_BLOCK_BYTES + 64)
         self._block = (ctypes.addressof(self._memory) + 63) // 64 * 64
         if num_threads > 1:
             self._start(compiler.address("worker", build_worker))
+            _register_exit()
             _teams.add(self)
 
     def _start(self, worker: int) -> None:
@@ -215,5 +217,7 @@ def _forget_all() -> None:
         team.forget()
 
 
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_all)
+@lru_cache
+def _register_exit() -> None:
+    atexit.register(_close_all)
+    os.register_at_fork(after_in_child=_forget_all)

@@ -89,7 +89,7 @@ class Element:
         """acc [L] + the dot products of the lanes' elements, in float32."""
         if self.is_bf16 and self.target.has_bf16_dot:
             pairs = vector(self.block, BF16)
-            assert a[0].type == pairs and b[0].type == pairs
+            assert {a[0].type, b[0].type} == {pairs}
             return f.call(acc.type, f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.target.lanes}", acc, a[0], b[0])
         for left, right in zip(a, b, strict=True):
             acc = fma(f, left, right, acc)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.interface import KernelBackend
+from kernels.interface import KernelBackend, KernelShapes
 from models.config import ModelConfig
 from models.forward import ForwardBatch
 from models.layers.attention import Attention, plan_attention
@@ -39,6 +39,20 @@ def plan_decoder(config: ModelConfig, sharding: Sharding) -> WeightPlan:
     if not config.tie_word_embeddings:
         plan.add_rows("head", [("lm_head.weight", config.vocab_size, *sharding.vocab)], (config.hidden_size,))
     return plan
+
+
+def kernel_shapes(config: ModelConfig, sharding: Sharding) -> KernelShapes:
+    """What the layers of one rank will ask of the kernels."""
+    start, end = sharding.mlp
+    ends = (sharding.heads.num_q_heads * config.head_dim, end - start)  # inputs of the output and down projections
+    hidden, is_alone = config.hidden_size, sharding.size == 1
+    return KernelShapes(
+        linear_inputs=(hidden,) if is_alone else (hidden, *ends),
+        residual_inputs=ends if is_alone else (),
+        gate_up_inputs=(hidden,),
+        logits_inputs=(hidden,),
+        head_dims=(config.head_dim,),
+    )
 
 
 class DecoderModel:
@@ -92,10 +106,10 @@ class DecoderModel:
         self._pool, self._kv_layers = None, []
 
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:
-        logits = self.backend.norm_linear(rows, self.norm, self.config.rms_norm_eps, self.head)
+        logits = self.backend.logits(rows, self.norm, self.config.rms_norm_eps, self.head)
         if self.tp.size > 1:
             logits = self.tp.all_gather_columns(logits, self.sharding.vocab_widths)
-        return logits.float()
+        return logits
 
     def _layer_views(self, pool: torch.Tensor) -> list[torch.Tensor]:
         """Per layer [num_pages, kv heads, 2, P, D], made once a pool."""

@@ -1,5 +1,7 @@
 """Fills the tensors of a plan from a checkpoint, piece by piece, in the threads of a pool."""
 
+import math
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, as_completed
 
 import torch
@@ -9,12 +11,20 @@ from models.weight_plan import Piece, WeightPlan, WeightReader
 
 
 class WeightFilling:
-    """Starts at once: allocates all tensors of `plan` on `device` and submits a task a piece to `executor`."""
+    """Starts at once: submits a task a piece of `plan` to `executor`. allocate: gives [n] values of the model dtype.
+
+    All weights lie in one allocation, each at a multiple of 64 values, so that they share large memory pages.
+    """
 
     def __init__(
-        self, plan: WeightPlan, reader: WeightReader, executor: Executor, device: torch.device, dtype: torch.dtype
+        self, plan: WeightPlan, reader: WeightReader, executor: Executor, allocate: Callable[[int], torch.Tensor]
     ) -> None:
-        self._weights = {key: torch.empty(shape, dtype=dtype, device=device) for key, shape in plan.shapes.items()}
+        sizes = {key: math.prod(shape) for key, shape in plan.shapes.items()}
+        memory, start = allocate(sum(_aligned(size) for size in sizes.values())), 0
+        self._weights: dict[str, torch.Tensor] = {}
+        for key, size in sizes.items():
+            self._weights[key] = memory[start : start + size].view(plan.shapes[key])
+            start += _aligned(size)
         self._futures: list[Future[int]] = [
             executor.submit(_fill, reader, piece, piece.view_of(self._weights[key]))
             for key, pieces in plan.pieces.items()
@@ -29,6 +39,10 @@ class WeightFilling:
             if progress is not None:
                 progress("weights", done, total)
         return self._weights
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
 
 
 def _fill(reader: WeightReader, piece: Piece, view: torch.Tensor) -> int:

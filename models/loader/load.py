@@ -58,7 +58,7 @@ def load_model(
     reader = _open_reader(config, source, plan, dummy_seed)
     check_names(plan, reader.shapes(), str(source.path))
     with _loading_pool() as pool:
-        filling = WeightFilling(plan, reader, pool, device, dtype)
+        filling = WeightFilling(plan, reader, pool, lambda size: backend.allocate((size,), dtype, device))
         digester = BlockDigester(source.weight_files, tp.rank, tp.size, pool)
         weights = filling.result(progress)
         digests, num_blocks = digester.result(progress), digester.num_blocks

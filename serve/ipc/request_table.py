@@ -130,6 +130,11 @@ class RequestTable:
             raise SegmentError(f"request table has the impossible shape {shape}")
         return cls(segment, shape)
 
+    @property
+    def num_slots(self) -> int:
+        """Slots of all HTTP processes."""
+        return self.shape.num_slots
+
     def generation(self, slot: int) -> int:
         """Generation of the request that fills, or last filled, the slot."""
         return int(self._generation[slot])

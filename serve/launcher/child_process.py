@@ -127,7 +127,8 @@ def _command(spec: ChildSpec, fd: int) -> list[str]:
 
 def _environment(spec: ChildSpec) -> dict[str, str]:
     threads = {name: str(spec.threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-    return {**os.environ, **threads, **_python_path()}
+    # Threads of torch's own pool must not spin after an operation: they would hold the cores of the kernels' threads.
+    return {**os.environ, **threads, "GOMP_SPINCOUNT": "0", **_python_path()}
 
 
 def _python_path() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What EngineUp tells: made from what the ranks answered."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -15,12 +16,14 @@ class EngineFacts:
     """What the ranks agree on.
 
     num_pages: by group, the minimum over ranks. max_req_total_len: tokens of the longest request that fits the pool.
+    copy_bytes_per_s: bytes of whole pages by direction ("load", "store") on the slowest rank; empty: no host tier.
     """
 
     namespace: bytes
     groups: list[GroupFacts]
     num_pages: dict[str, int]
     max_req_total_len: int
+    copy_bytes_per_s: dict[str, float]
 
 
 def merge_answers(config: ResolvedConfig, model: ModelFacts, workers: Sequence[ChildProcess]) -> EngineFacts:
@@ -32,6 +35,7 @@ def merge_answers(config: ResolvedConfig, model: ModelFacts, workers: Sequence[C
         groups=groups,
         num_pages=num_pages,
         max_req_total_len=fit_length_limit(config, groups, num_pages),
+        copy_bytes_per_s=merge_copy_speeds(workers),
     )
 
 
@@ -44,6 +48,8 @@ def engine_up_info(config: ResolvedConfig, model: ModelFacts, facts: EngineFacts
         "groups": [asdict(group) for group in facts.groups],
         "num_pages": facts.num_pages,
         "max_req_total_len": facts.max_req_total_len,
+        "copy_bytes_per_s": facts.copy_bytes_per_s,
+        "prior": {f"{name}_bytes_per_s": speed for name, speed in facts.copy_bytes_per_s.items() if name == "load"},
         "model": model.describe(config)["config"],
     }
 
@@ -57,6 +63,15 @@ def merge_page_counts(groups: list[GroupFacts], workers: Sequence[ChildProcess])
             raise LaunchError(f"state group {group.name!r} has no pages on some rank: {by_rank}")
         counts[group.name] = min(cast(list[int], by_rank))
     return counts
+
+
+def merge_copy_speeds(workers: Sequence[ChildProcess]) -> dict[str, float]:
+    """By direction, what every rank keeps up with: a page has moved when all ranks have moved their parts."""
+    merged: dict[str, float] = {}
+    for worker in workers:
+        for name, speed in _section(worker, "copy_bytes_per_s").items():
+            merged[str(name)] = min(float(speed), merged.get(str(name), math.inf))
+    return merged
 
 
 def merge_digests(workers: Sequence[ChildProcess]) -> dict[int, bytes]:

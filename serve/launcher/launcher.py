@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 import socket
 import sys
 import time
@@ -25,7 +24,7 @@ from serve.ipc.messages import (
     ServerDown,
 )
 from serve.ipc.request_table import RequestTable, TableShape
-from serve.launcher.arena import arena_fds, make_arena
+from serve.launcher.arena import arena_fds, count_host_pages, make_arena, make_key
 from serve.launcher.child_process import ChildProcess, ChildSpec, ChildStatus
 from serve.launcher.children import Children
 from serve.launcher.engine_group import ENGINE_ROLES, EngineGroup, EngineState
@@ -39,7 +38,6 @@ from serve.launcher.service import Service
 from serve.launcher.start_summary import format_summary, worker_phases
 from serve.launcher.stop import kill_all, stop_in_order
 
-KEY_BYTES = 32
 # Rows beyond the longest request, for tokens that a step computes ahead.
 SPARE_TOKENS = 16
 TICK_S = 0.5
@@ -65,7 +63,7 @@ class Launcher:
         self._launch = launch
         self._config = launch.config
         self._events = events
-        self._key = secrets.token_bytes(KEY_BYTES)
+        self._key = make_key(self._config)
         self._url = url_of(launch.listener, self._config.serve.host)
         self._started_at = time.monotonic()
         self._is_serving = False
@@ -129,7 +127,8 @@ class Launcher:
         assert self._facts is not None
         workers = self._children.living("worker")
         phases = self._launch.phases | worker_phases(workers) | {"all processes": time.monotonic() - now}
-        print(format_summary(self._config, self._facts, workers, phases, self._url), flush=True)
+        host_pages = count_host_pages(self._arena, self._config, self._launch.model)
+        print(format_summary(self._config, self._facts, workers, host_pages, phases, self._url), flush=True)
 
     def _pump(self) -> None:
         self._events.run_once(TICK_S if self._is_settled() else TICK_S / 10)

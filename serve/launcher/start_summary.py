@@ -1,11 +1,12 @@
 """What the launcher prints once when the server answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve.config import ResolvedConfig
 from serve.launcher.child_process import ChildProcess
 from serve.launcher.engine_info import EngineFacts
+from serve.launcher.model_facts import GroupFacts
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -19,9 +20,14 @@ def format_bytes(count: float) -> str:
 
 
 def format_summary(
-    config: ResolvedConfig, facts: EngineFacts, workers: Sequence[ChildProcess], phases: dict[str, float], url: str
+    config: ResolvedConfig,
+    facts: EngineFacts,
+    workers: Sequence[ChildProcess],
+    host_pages: Mapping[str, int],
+    phases: dict[str, float],
+    url: str,
 ) -> str:
-    """Model, state groups, pages and tokens a tier, memory plan, time by phase (seconds), URL."""
+    """Model, state groups, pages and tokens a tier (host_pages by group), memory plan, time by phase (seconds), URL."""
     lines = [
         f"Varve serves {config.model_name} at {url}",
         f"  model    {config.model_path}, {config.data_type} on {config.device}, tp {config.serve.tp}, "
@@ -30,15 +36,27 @@ def format_summary(
         f"{config.serve.max_queue_size} waiting, {config.batch_max_tokens} tokens a step",
     ]
     for group in facts.groups:
-        pages = facts.num_pages[group.name]
+        device = _format_tier("device", group, facts.num_pages[group.name])
+        host = _format_tier("host", group, host_pages.get(group.name, 0))
         lines.append(
             f"  state    {group.name} ({group.kind}): {format_bytes(group.bytes_per_page)} a page of "
-            f"{group.page_tokens} tokens; device {pages} pages, {pages * group.page_tokens} tokens, "
-            f"{format_bytes(pages * group.bytes_per_page)}; host 0 pages; disk 0 pages"
+            f"{group.page_tokens} tokens; {device}; {host}; disk 0 pages"
         )
+    if facts.copy_bytes_per_s:
+        speeds = (f"{name} {format_bytes(speed)}/s" for name, speed in facts.copy_bytes_per_s.items())
+        lines.append(f"  copies   {', '.join(speeds)}")
     lines += [f"  memory   {worker.name}: {_format_memory(worker)}" for worker in workers if worker.info.get("memory")]
     lines.append(f"  start    {', '.join(f'{name} {seconds:.1f} s' for name, seconds in phases.items())}")
     return "\n".join(lines)
+
+
+def _format_tier(tier: str, group: GroupFacts, num_pages: int) -> str:
+    if not num_pages:
+        return f"{tier} 0 pages"
+    return (
+        f"{tier} {num_pages} pages, {num_pages * group.page_tokens} tokens, "
+        f"{format_bytes(num_pages * group.bytes_per_page)}"
+    )
 
 
 def worker_phases(workers: Sequence[ChildProcess]) -> dict[str, float]:

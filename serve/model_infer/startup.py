@@ -3,7 +3,9 @@
 import gc
 import logging
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from kernels.dispatch import get_backend
 from kernels.interface import KernelBackend
 from models.config import ModelConfig
 from models.errors import ModelError
+from models.layers.decoder import kernel_shapes
 from models.loader import LoadedModel, load_model
 from models.parallel import TensorParallel
+from models.sharding import shard_model
 from models.source import ModelSource
 from models.state_layout import StateLayout, derive_layout, shard_heads
 from serve.config import ResolvedConfig
@@ -24,13 +28,17 @@ from serve.ipc.messages import ChildReady, Progress
 from serve.ipc.request_table import RequestTable
 from serve.model_infer.attention_state.base import TORCH_DTYPES
 from serve.model_infer.attention_state.coordinator import StateCoordinator
+from serve.model_infer.copy_probe import ProbeError, measure_copies
 from serve.model_infer.input_batch import InputBatch
+from serve.model_infer.job_answers import RefusedJobs
 from serve.model_infer.memory_info import available_memory, resident_bytes
 from serve.model_infer.memory_plan import MemoryPlan, MemoryRequest, PageCost, plan_memory
 from serve.model_infer.model_runner import Model, ModelRunner
 from serve.model_infer.page_table import PageTable
 from serve.model_infer.phases import PhaseClock
 from serve.model_infer.sampler import Sampler
+from serve.model_infer.staging import StagingEngine, StagingParts
+from serve.model_infer.staging_setup import build_staging, workspace_bytes
 from serve.model_infer.tp_group import join_group, smallest
 from serve.model_infer.warmup import warm_up
 from serve.model_infer.worker import Worker
@@ -59,18 +67,26 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     with clock.phase("join_group"):
         store = context.run_dir / f"tp-{context.epoch}.store"
         group = join_group(context.index, config.serve.tp, device, store, config.serve.step_timeout)
-    backend = get_backend(device)
+    backend = get_backend(device, num_threads=config.threads_per_worker)
+    compiling = _start_compiling(context, group, backend)
     with clock.phase("load_model"):
         model = _load(context, device, group, backend)
     with clock.phase("plan_memory"):
         states = StateCoordinator(model.layout, model.num_kv_heads, device)
-        plan = _plan_memory(config, states, group, device)
+        staging_bytes = workspace_bytes(context, device)
+        plan = _plan_memory(config, states, group, device, staging_bytes)
         _allocate(states, plan)
     runner = _make_runner(context, model, states, plan, group, device)
     with clock.phase("warm_up"):
+        compiling.result()
         warm_up(model.loaded.model, states, config.batch_max_tokens, device)
-    ready = _ready(context, model.loaded, plan, clock)
-    worker = Worker(context, runner, plan.summary())
+    with clock.phase("staging"):
+        staging = build_staging(context, model.layout, states.pools(), group.size, group.rank)
+        copy_bytes_per_s = {} if staging is None else _measure_copies(staging)
+    memory = {**plan.summary(), "staging": staging_bytes}
+    ready = _ready(context, model.loaded, plan.num_pages, memory, clock)
+    ready.info["copy_bytes_per_s"] = copy_bytes_per_s
+    worker = Worker(context, runner, memory, RefusedJobs if staging is None else partial(StagingEngine, staging))
     gc.collect()
     gc.freeze()  # what start-up made lives as long as the process: the collector need not look at it again
     return worker, ready
@@ -82,6 +98,19 @@ def _device(config: ResolvedConfig, rank: int) -> torch.device:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _start_compiling(context: ChildContext, group: TensorParallel, backend: KernelBackend) -> Future[None]:
+    """Compile kernels beside the loading of weights, on a thread that ends with it."""
+    config = ModelConfig.from_dict(context.model["config"])
+    dtype = TORCH_DTYPES[context.config.data_type]
+    executor = ThreadPoolExecutor(1, thread_name_prefix="compile-kernels")
+    try:
+        return executor.submit(
+            lambda: backend.warmup(dtype, kernel_shapes(config, shard_model(config, group.size, group.rank)))
+        )
+    finally:
+        executor.shutdown(wait=False)
 
 
 def _load(context: ChildContext, device: torch.device, group: TensorParallel, backend: KernelBackend) -> _Model:
@@ -116,12 +145,12 @@ def _source(plain: object) -> ModelSource:
 
 
 def _plan_memory(
-    config: ResolvedConfig, states: StateCoordinator, group: TensorParallel, device: torch.device
+    config: ResolvedConfig, states: StateCoordinator, group: TensorParallel, device: torch.device, staging_bytes: int
 ) -> MemoryPlan:
-    """The same plan on every rank: the budget is the smallest of them."""
+    """The same plan on every rank: the budget is the smallest of them. staging_bytes: kept outside of the pools."""
     available = available_memory(device)
     ranks_here = group.size if device.type == "cpu" else 1  # ranks on the CPU share one memory
-    budget = int(available * config.serve.mem_fraction) // ranks_here
+    budget = int(available * config.serve.mem_fraction) // ranks_here - staging_bytes
     costs = {
         name: PageCost(state.group.page_tokens, _largest_page(group, state.bytes_per_page, device))
         for name, state in states.states.items()
@@ -179,13 +208,26 @@ def _make_runner(
     return ModelRunner(network, batch, states, sampler, table, group, context.epoch)
 
 
-def _ready(context: ChildContext, loaded: LoadedModel, plan: MemoryPlan, clock: PhaseClock) -> ChildReady:
+def _measure_copies(staging: StagingParts) -> dict[str, float]:
+    try:
+        return measure_copies(staging.groups, staging.arena.shape.slot_bytes)
+    except ProbeError as error:
+        raise StartError(str(error)) from error
+
+
+def _ready(
+    context: ChildContext,
+    loaded: LoadedModel,
+    num_pages: dict[str, int],
+    memory: dict[str, object],
+    clock: PhaseClock,
+) -> ChildReady:
     logger.info("ready: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.seconds.items()))
     info: dict[str, object] = {
         "block_digests": {index: digest.hex() for index, digest in loaded.block_digests.items()},
         "num_blocks": loaded.num_blocks,
-        "num_pages": plan.num_pages,
-        "memory": {**plan.summary(), "resident": resident_bytes()},
+        "num_pages": num_pages,
+        "memory": {**memory, "resident": resident_bytes()},
         "phases": clock.seconds,
     }
     return ChildReady(role=context.role, index=context.index, info=info)

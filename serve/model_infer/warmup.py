@@ -8,8 +8,8 @@ from kernels.interface import AttentionBatch
 from models.forward import ForwardBatch
 from serve.model_infer.attention_state.coordinator import StateCoordinator
 
-# Kernels are compiled by the number of rows; these are met first.
-_ROW_COUNTS = (1, 2, 3, 4, 8, 16)
+# Beside what `KernelBackend.warmup` compiled: a few sizes for kernels that are compiled when they run.
+_ROW_COUNTS = (1, 2, 16)
 
 
 class _Forward(Protocol):

@@ -18,7 +18,7 @@ from serve.ipc.messages import (
     StorePages,
 )
 from serve.model_infer.errors import PlanError
-from serve.model_infer.job_answers import RefusedJobs
+from serve.model_infer.job_answers import JobAnswerer, PageJobs, RefusedJobs
 from serve.model_infer.memory_info import resident_bytes
 from serve.model_infer.model_runner import ModelRunner
 
@@ -32,7 +32,13 @@ class Worker:
     sleeping. Any exception leaves the loop; the process ends, and the launcher restarts the engine group.
     """
 
-    def __init__(self, context: ChildContext, runner: ModelRunner, memory: dict[str, object]) -> None:
+    def __init__(
+        self,
+        context: ChildContext,
+        runner: ModelRunner,
+        memory: dict[str, object],
+        make_jobs: Callable[[JobAnswerer], PageJobs] = RefusedJobs,
+    ) -> None:
         self._context = context
         self._runner = runner
         self._memory = memory
@@ -40,7 +46,7 @@ class Worker:
         self._inbox = Inbox(context.run_dir, f"worker-{context.index}.{context.epoch}")
         self._router = Outbox(context.run_dir, f"router.{context.epoch}")
         self._cache = Outbox(context.run_dir, "cache")
-        self._jobs = RefusedJobs(context.index, self._router, self._cache)
+        self._jobs = make_jobs(JobAnswerer(context.index, self._router, self._cache))
         self._control = ControlServer(
             context.run_dir,
             f"control-worker-{context.index}",
@@ -59,16 +65,23 @@ class Worker:
         parent = self._context.parent
         self._inbox.add_wakeup(parent.fileno())
         self._inbox.add_wakeup(self._control.fileno())
+        finished_jobs = self._jobs.fileno()
+        if finished_jobs is not None:
+            self._inbox.add_wakeup(finished_jobs)
         parent.send(ready)
         while not self._is_stopping:
-            for message in self._inbox.receive(None):
+            messages = self._inbox.receive(None)
+            self._jobs.poll_finished()
+            for message in messages:
                 self._handle(message)
+                self._jobs.poll_finished()
             self._control.run_pending()
             self._is_stopping = any(isinstance(message, StopChild) for message in parent.receive())
         logger.info("stopped after %d steps", self._runner.num_steps)
 
     def close(self) -> None:
-        """Give the sockets back."""
+        """End the copies and give the sockets back."""
+        self._jobs.close()
         self._control.close()
         for mailbox in (self._inbox, self._router, self._cache):
             mailbox.close()
@@ -81,6 +94,7 @@ class Worker:
 
     def _run_plan(self, plan: StepPlan) -> None:
         self._router.send(self._runner.run(plan))
+        self._jobs.complete_step(plan.step)
 
     def _status(self) -> dict[str, object]:
         runner = self._runner
@@ -90,6 +104,7 @@ class Worker:
             "num_rows": runner.batch.num_rows,
             "num_steps": runner.num_steps,
             "num_tokens": runner.num_tokens,
+            "jobs": self._jobs.statistics(),
         }
 
     def _memory_now(self) -> dict[str, object]:

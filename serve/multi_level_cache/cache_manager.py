@@ -18,7 +18,6 @@ from serve.ipc.messages import (
     JobAnswer,
     LeaseLost,
     Message,
-    PageRange,
     Probe,
     ProbeReply,
     Release,
@@ -33,14 +32,7 @@ from serve.multi_level_cache.loads import LoadHandler
 from serve.multi_level_cache.page_state import DropReason, PageKey
 from serve.multi_level_cache.persistence import Persister
 from serve.multi_level_cache.promotion import Promoter
-from serve.multi_level_cache.request_names import (
-    NameSource,
-    RangeError,
-    RequestNames,
-    WantedObject,
-    claimed_objects,
-    wanted_objects,
-)
+from serve.multi_level_cache.request_names import NameResolver, NameSource, RequestNames, WantedObject
 from serve.multi_level_cache.resync import Resync as ResyncState
 from serve.multi_level_cache.secondary_tier import SecondaryTier
 from serve.types import AcquireOutcome, JobId, JobResult, PageContent
@@ -68,6 +60,7 @@ class CacheManager:
         self.tier = tier
         self.epoch = NO_EPOCH
         self._names = names
+        self._resolver = NameResolver(host.formats, host.stats)
         self._post = post
         self._dead_epoch = NO_EPOCH
         self._bad_slots: dict[JobId, set[int]] = {}
@@ -118,7 +111,9 @@ class CacheManager:
     def _lower_bitmap(self, group: str, names: list[bytes]) -> bytes:
         if self.tier is None:
             return as_bitmap([False] * len(names))
-        return as_bitmap(self.tier.contains([PageKey(name, group) for name in names]))
+        keys = [PageKey(name, group) for name in names]
+        self.tier.touch(keys)
+        return as_bitmap(self.tier.contains(keys))
 
     def _acquire(self, message: Acquire) -> None:
         if self._is_dead(message.job) or self.host.leases.is_known(message.job):
@@ -130,7 +125,7 @@ class CacheManager:
         if not self.resync.is_complete:
             self._send_acquire_reply(AcquireReply(message.job, AcquireOutcome.BUSY))
             return
-        wanted = self._resolve(names, message.ranges, message.num_ranks)
+        wanted = self._resolver.of_request(names, message.ranges, message.num_ranks)
         if not wanted:
             self._send_acquire_reply(AcquireReply(message.job, AcquireOutcome.MISSING, missing=message.ranges))
             return
@@ -142,42 +137,21 @@ class CacheManager:
         num_pages = sum(pages.count for pages in claim.ranges)
         reply = ClaimReply(claim.job, [], num_refused=num_pages)
         if self.resync.is_complete:
-            names = self._claim_names(claim)
-            wanted = self._resolve_claim(claim, names)
+            wanted, chain = self._resolve_claim(claim)
             if wanted:
-                chain = _chain(names, wanted) if names is not None else [each.key.name for each in wanted]
                 reply = self._claims.grant(claim, wanted, chain)
         self._post.to_router(claim.job.epoch, reply)
 
-    def _claim_names(self, claim: Claim) -> RequestNames | None:
-        return None if claim.names else self._names.read(claim.slot, claim.generation)
-
-    def _resolve_claim(self, claim: Claim, names: RequestNames | None) -> list[WantedObject]:
-        if names is not None:
-            return self._resolve(names, claim.ranges, claim.num_ranks)
-        if not claim.names:
-            return []
-        try:
-            wanted = claimed_objects(claim)
-        except RangeError:
-            self.host.stats.events["malformed"] += 1
-            return []
-        return self._known_groups(wanted, claim.num_ranks)
-
-    def _resolve(self, names: RequestNames, ranges: list[PageRange], num_ranks: int) -> list[WantedObject]:
-        try:
-            wanted = wanted_objects(names, ranges)
-        except RangeError:
-            self.host.stats.events["malformed"] += 1
-            return []
-        return self._known_groups(wanted, num_ranks)
-
-    def _known_groups(self, wanted: list[WantedObject], num_ranks: int) -> list[WantedObject]:
-        """All of them, or nothing when the message cannot be meant for this model."""
-        if num_ranks < 1 or any(each.key.group not in self.host.formats for each in wanted):
-            self.host.stats.events["malformed"] += 1
-            return []
-        return wanted
+    def _resolve_claim(self, claim: Claim) -> tuple[list[WantedObject], list[bytes]]:
+        """What a claim wants, and the names of the prompt up to there as far as they are known."""
+        if claim.names:
+            wanted = self._resolver.of_claim(claim)
+            return wanted, [each.key.name for each in wanted]
+        names = self._names.read(claim.slot, claim.generation)
+        if names is None:
+            return [], []
+        wanted = self._resolver.of_request(names, claim.ranges, claim.num_ranks)
+        return wanted, _chain(names, wanted)
 
     # --- a lease's way ---------------------------------------------------------------------------------------------
 
@@ -267,6 +241,8 @@ class CacheManager:
         for lease in self.host.leases.expired():
             self.host.stats.events[f"{lease.kind.value}_lease_expired"] += 1
             self._lapse(lease, DropReason.CLAIM_EXPIRED)
+        if self.tier is not None:
+            self.tier.tick()
         self.poll_tier()
 
     def poll_tier(self) -> None:
@@ -315,6 +291,8 @@ class CacheManager:
         filling = {id(page) for page in self.host.directory.pages() if page.content is PageContent.FILLING}
         if filling != claimed:
             problems.append(f"{len(filling)} pages FILLING, {len(claimed)} pages of claims and promotions")
+        if self.tier is not None:
+            problems += [f"{self.tier.name}: {problem}" for problem in self.tier.check_integrity()]
         return problems
 
 
@@ -325,4 +303,4 @@ def as_bitmap(present: list[bool]) -> bytes:
 
 def _chain(names: RequestNames, wanted: list[WantedObject]) -> list[bytes]:
     """Names from the first page of the request to the last one wanted."""
-    return names.names[: max(each.page_index for each in wanted) + 1]
+    return names.names[: max((each.page_index for each in wanted), default=-1) + 1]

@@ -124,15 +124,19 @@ class FaultInjector:
         rule = self.decide(site)
         if rule is None:
             return True
+        self.suffer(rule)
+        if rule.action is FaultAction.BITFLIP and data is not None:
+            self.flip_bit(data)
+        return rule.action is not FaultAction.DROP
+
+    def suffer(self, rule: FaultRule) -> None:
+        """What a fault does before its call: wait for DELAY and HANG, raise InjectedFaultError for FAIL."""
         if rule.action is FaultAction.FAIL:
-            raise InjectedFaultError(f"injected at {site}")
+            raise InjectedFaultError(f"injected at {rule.site}")
         if rule.action is FaultAction.DELAY:
             self._released.wait(rule.seconds)
         elif rule.action is FaultAction.HANG:
             self._released.wait()
-        elif rule.action is FaultAction.BITFLIP and data is not None:
-            self.flip_bit(data)
-        return rule.action is not FaultAction.DROP
 
     def flip_bit(self, data: np.ndarray) -> None:
         """Flip a random bit of uint8 data of any shape."""

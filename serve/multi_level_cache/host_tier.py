@@ -15,11 +15,12 @@ MAX_HELD_SHARE = 0.5
 
 
 class HostBudget:
-    """How many slots may be in use in ways that eviction cannot undo."""
+    """How many slots may be in use in ways that eviction cannot undo. num_promoting: slots that promotions fill."""
 
     def __init__(self, pool: SlotPool, directory: PageDirectory) -> None:
         self._pool = pool
         self._directory = directory
+        self.num_promoting = 0
 
     @property
     def num_usable(self) -> int:
@@ -36,9 +37,9 @@ class HostBudget:
         held = self._directory.slots_filling + self._directory.slots_pinned
         return held + num_slots <= self.num_usable - self.num_reserved
 
-    def can_hold(self, num_slots: int, num_promoting: int) -> bool:
-        """May loads pin or promote so many more, given those being promoted? Stays below half of the arena."""
-        held = self._directory.slots_pinned + num_promoting + num_slots
+    def can_hold(self, num_slots: int) -> bool:
+        """May so many more be pinned or promoted? All together stay below half of the arena."""
+        held = self._directory.slots_pinned + self.num_promoting + num_slots
         return held < self.num_usable * MAX_HELD_SHARE
 
 

@@ -67,10 +67,10 @@ class LoadHandler:
         return found | {key for key in keys if self._promoter.is_promoting(key)}
 
     def _may_hold(self, ready: dict[PageKey, PageObject], lower: Sequence[WantedObject]) -> bool:
-        promoter = self._promoter
         slots = sum(len(page.slots) for page in ready.values() if not page.pins)
-        slots += promoter.slots_needed(lower) if promoter is not None else 0
-        return self._host.budget.can_hold(slots, promoter.num_slots if promoter is not None else 0)
+        if self._promoter is not None:
+            slots += self._promoter.slots_needed(lower)
+        return self._host.budget.can_hold(slots)
 
     def _grant(
         self,

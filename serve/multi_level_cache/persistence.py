@@ -72,7 +72,9 @@ class Persister:
     def _has_room(self, page: PageObject) -> bool:
         form = self._host.formats[page.key.group]
         limit = max(self._host.pool.num_backed * MAX_IN_FLIGHT_SHARE, len(page.slots))
-        return self._slots_in_flight + len(page.slots) <= limit and self._tier.can_accept(form.object_bytes)
+        if self._slots_in_flight + len(page.slots) > limit or not self._host.budget.can_hold(len(page.slots)):
+            return False
+        return self._tier.can_accept(form.object_bytes)
 
     def _submit(self, page: PageObject) -> None:
         node = self._host.directory.node(page.key.name)

@@ -19,12 +19,19 @@ from serve.multi_level_cache.arena_growth import ArenaGrower
 from serve.multi_level_cache.cache_manager import CacheManager
 from serve.multi_level_cache.control import control_handlers
 from serve.multi_level_cache.disabled import DisabledCacheManager
+from serve.multi_level_cache.disk_directory import DiskDirectoryError
+from serve.multi_level_cache.disk_room import DiskOptions
+from serve.multi_level_cache.disk_tier import DiskTier
+from serve.multi_level_cache.fault_injector import FaultInjector, parse_faults
+from serve.multi_level_cache.faulty_tier import FaultyTier
 from serve.multi_level_cache.host_arena import HostArena
 from serve.multi_level_cache.host_tier import HostTier
-from serve.multi_level_cache.object_format import object_formats
+from serve.multi_level_cache.object_format import ObjectFormat, object_formats
 from serve.multi_level_cache.request_names import TableNames
+from serve.multi_level_cache.secondary_tier import SecondaryTier
 
 MAX_WAIT_S = 1.0
+CLOSE_DISK_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +93,10 @@ class CacheProcess:
         self._parent = context.parent
         self._post = MailPost(context)
         self._grower: ArenaGrower | None = None
+        self._disk: DiskTier | None = None
         try:
             self._manager, handlers = self._make_manager()
-        except SegmentError as error:
+        except (SegmentError, DiskDirectoryError, OSError) as error:
             raise StartError(str(error)) from error
         self._inbox = Inbox(context.run_dir, "cache")
         self._is_running = True
@@ -99,6 +107,8 @@ class CacheProcess:
         if self._grower is not None:
             self._inbox.add_wakeup(self._grower.fileno())
             self._grower.start()
+        if self._disk is not None:
+            self._inbox.add_wakeup(self._disk.fileno())
         self._launcher_handlers: dict[type[Message], Callable[[Any], None]] = {
             EngineUp: self._on_engine_up,
             EngineDown: self._on_engine_down,
@@ -118,8 +128,17 @@ class CacheProcess:
         layout = msgspec.convert(self._context.model["layout"], StateLayout)
         host = HostTier.build(arena, object_formats(layout), num_starts, time.monotonic)
         self._grower = ArenaGrower(arena.payload_fd, HEADER_BYTES, arena.shape.payload_bytes)
-        manager = CacheManager(host, names, self._post, num_starts)
+        manager = CacheManager(host, names, self._post, num_starts, self._make_tier(list(host.formats.values())))
         return manager, control_handlers(manager)
+
+    def _make_tier(self, formats: list[ObjectFormat]) -> SecondaryTier | None:
+        """The disk tier, if there is one. Raises DiskDirectoryError, OSError."""
+        config = self._context.config
+        if config.disk_cache_dir is None:
+            return None
+        self._disk = DiskTier(DiskOptions(config.disk_cache_dir, config.disk_cache_bytes), formats)
+        faults = parse_faults(config.serve.fault_inject)
+        return FaultyTier(self._disk, FaultInjector(faults)) if faults else self._disk
 
     def run(self) -> None:
         """Tell the launcher that it answers, then answer."""
@@ -161,12 +180,16 @@ class CacheProcess:
         self._post.close()
         if self._grower is not None:
             self._grower.close()
+        if self._disk is not None:
+            self._disk.close(CLOSE_DISK_S)
 
     def _on_unknown(self, message: Message) -> None:
         logger.warning("no handler for %s", type(message).__name__)
 
     def _on_engine_up(self, message: EngineUp) -> None:
         self._post.engine_up(message.epoch)
+        if self._disk is not None:
+            self._disk.serve_namespace(bytes.fromhex(str(message.info["namespace"])))
         if isinstance(self._manager, DisabledCacheManager):
             groups = message.info.get("groups")
             self._manager.groups = [str(group["name"]) for group in groups] if isinstance(groups, list) else []

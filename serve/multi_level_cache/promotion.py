@@ -45,7 +45,6 @@ class Promoter:
         self._by_ticket: dict[TierTicket, Promotion] = {}
         self._by_key: dict[PageKey, TierTicket] = {}
         self._next_number = 0
-        self.num_slots = 0
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Which objects could be promoted."""
@@ -79,7 +78,7 @@ class Promoter:
         ticket = TierTicket(f"{self._tier.name}.load", self._next_number)
         self._by_ticket[ticket] = Promotion(page)
         self._by_key[key] = ticket
-        self.num_slots += len(page.slots)
+        host.budget.num_promoting += len(page.slots)
         self._tier.submit_load(LoadRequest(ticket, key, host.formats[key.group], slot_views(host, page)))
         return ticket
 
@@ -97,7 +96,7 @@ class Promoter:
         promotion = self._by_ticket.pop(result.ticket)
         page = promotion.page
         self._by_key.pop(page.key, None)
-        self.num_slots -= len(page.slots)
+        self._host.budget.num_promoting -= len(page.slots)
         is_ready = False
         if result.outcome is TransferOutcome.DONE:
             self._host.arena.checksum[page.slots[0], : len(result.checksums)] = result.checksums

@@ -1,12 +1,13 @@
 """From a message's page ranges to the names of the objects that they mean."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from serve.hashing import DIGEST_BYTES
 from serve.ipc.messages import Claim, PageRange
 from serve.multi_level_cache.page_state import PageKey
+from serve.multi_level_cache.statistics import CacheStatistics
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,36 @@ def claimed_objects(claim: Claim) -> list[WantedObject]:
             wanted.append(WantedObject(range_index, index, PageKey(name, pages.group), parent, claim.root))
             parent, position = name, position + 1
     return wanted
+
+
+class NameResolver:
+    """Turns messages into wanted objects; one that cannot be meant for this model is counted and wants nothing."""
+
+    def __init__(self, groups: Container[str], stats: CacheStatistics) -> None:
+        self._groups = groups
+        self._stats = stats
+
+    def of_request(self, names: RequestNames, ranges: Sequence[PageRange], num_ranks: int) -> list[WantedObject]:
+        """Objects of a message about a living request."""
+        try:
+            wanted = wanted_objects(names, ranges)
+        except RangeError:
+            wanted = []
+        return self._checked(wanted, num_ranks)
+
+    def of_claim(self, claim: Claim) -> list[WantedObject]:
+        """Objects of a claim that brings its own names."""
+        try:
+            wanted = claimed_objects(claim)
+        except RangeError:
+            wanted = []
+        return self._checked(wanted, claim.num_ranks)
+
+    def _checked(self, wanted: list[WantedObject], num_ranks: int) -> list[WantedObject]:
+        if wanted and num_ranks >= 1 and all(each.key.group in self._groups for each in wanted):
+            return wanted
+        self._stats.events["malformed"] += 1
+        return []
 
 
 def as_ranges(objects: Sequence[WantedObject]) -> list[PageRange]:

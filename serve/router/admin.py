@@ -7,6 +7,8 @@ from serve.router.request import Request
 from serve.router.router import Router
 from serve.types import RequestStatus
 
+MAX_QUIET_S = 60.0
+
 
 class RouterAdmin:
     """What `control-router` exposes. Called on the router's thread, between turns."""
@@ -22,6 +24,8 @@ class RouterAdmin:
             "list": self.list_requests,
             "check": self.check,
             "flush": self.flush,
+            "open_tiers": self.open_tiers,
+            "root": self.root,
             "pause": self.pause,
             "resume": self.resume,
         }
@@ -51,6 +55,11 @@ class RouterAdmin:
         now = self._router.now()
         result["prefill_tokens_per_s"] = engine.costs.prefill_tokens_per_s(now)
         result["decode_step_s"] = engine.costs.decode_step_s(now)
+        result["load_bytes_per_s"] = engine.costs.load_bytes_per_s(now)
+        result["promotion_bytes_per_s"] = engine.costs.promotion_bytes_per_s(now)
+        result["jobs_in_flight"] = len(engine.tiers.jobs)
+        result["pages_held_by_jobs"] = engine.tiers.jobs.num_pages
+        result["loads_in_progress"] = len(engine.tiers.loader)
         result["expected_output_fraction"] = engine.admission.estimate.fraction
         for name, group in engine.ledger.groups.items():
             result["pages"][name] = {
@@ -59,6 +68,7 @@ class RouterAdmin:
                 "used": group.num_used,
                 "cached": group.num_cached,
                 "evicted": group.num_evicted,
+                "page_bytes": engine.facts.page_bytes.get(name, 0),
             }
         return result
 
@@ -69,24 +79,37 @@ class RouterAdmin:
         return [_describe(request, now) for request in requests]
 
     def check(self) -> dict[str, Any]:
-        """Problems of the ledger's books; an idle router must also hold no page."""
+        """Problems of the ledger's books; an idle router without jobs must also hold no page."""
         engine = self._router.engine
         if engine is None:
             return {"problems": []}
         problems = engine.ledger.check_integrity()
-        if not self._router.has_work():
+        if not self._router.has_work() and not len(engine.tiers.jobs):
             for name, group in engine.ledger.groups.items():
                 if group.num_used:
                     problems.append(f"group {name}: {group.num_used} pages are used although nothing runs")
         return {"problems": problems}
 
-    def flush(self) -> dict[str, int]:
-        """Drop cached pages that nothing references; pages in use stay, and are counted."""
+    def flush(self, quiet_s: float = 0.0) -> dict[str, int]:
+        """Drop all cached pages of the device; those in use go when their requests end.
+
+        quiet_s: for so long nothing is loaded from, or stored into, the tiers below. To flush all tiers, call this with
+        a time that covers it, then `flush` of the cache manager, then `open_tiers`: no page of before is hit after.
+        """
+        report = self._router.flush(min(quiet_s, MAX_QUIET_S))
+        return {"num_dropped": report.num_dropped, "num_referenced": report.num_referenced}
+
+    def open_tiers(self) -> dict[str, Any]:
+        """End the quiet of `flush` early."""
+        self._router.open_tiers()
+        return self.status()
+
+    def root(self, salt: str | None = None) -> str | None:
+        """The root, in hex, of all pages of requests with this `cache_salt`; None while no engine is up."""
         engine = self._router.engine
         if engine is None:
-            return {"num_dropped": 0, "num_referenced": 0}
-        report = engine.ledger.flush()
-        return {"num_dropped": report.num_dropped, "num_referenced": report.num_referenced}
+            return None
+        return engine.facts.hasher.root(None, salt.encode() if salt is not None else None).hex()
 
     def pause(self) -> dict[str, Any]:
         """Admit nothing new; what runs goes on."""

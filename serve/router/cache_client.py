@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from serve.ipc.messages import Probe, ProbeReply
+from serve.ipc.messages import Acquire, Claim, Message, Probe, ProbeReply
 from serve.router.request import Request
 
 
@@ -24,22 +24,31 @@ class _Pending:
 
 
 class CacheClient:
-    """Probes in flight. `send` gives False when the manager's mailbox cannot take more; None: there is no manager."""
+    """Probes in flight, and whether the manager is worth asking.
 
-    def __init__(self, send: Callable[[Probe], bool] | None, policy: ProbePolicy) -> None:
+    `send` gives False when the manager's mailbox cannot take more; None: there is no manager.
+    """
+
+    def __init__(self, send: Callable[[Message], bool] | None, policy: ProbePolicy) -> None:
         self._send = send
         self._policy = policy
         self._next_id = 0
         self._silence = 0
         self._quiet_until = 0.0
+        self._closed_until = 0.0
         self._pending: dict[int, _Pending] = {}  # in order of deadline
 
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def has_manager(self) -> bool:
+        """There is a cache manager at all; it may be away."""
+        return self._send is not None
+
     def ask(self, request: Request, num_pages: int, now: float) -> bool:
         """Send a probe for the request's first `num_pages` pages; False: nothing to wait for, treat as a miss."""
-        if self._send is None or num_pages == 0 or now < self._quiet_until:
+        if self._send is None or num_pages == 0 or not self._is_open(now):
             return False
         if self._silence >= self._policy.max_silence:
             self._quiet_until = now + self._policy.retry_s
@@ -49,6 +58,25 @@ class CacheClient:
         self._pending[self._next_id] = _Pending(request, now + self._policy.deadline_s)
         self._next_id += 1
         return True
+
+    def request(self, message: Acquire | Claim, now: float) -> bool:
+        """Send what wants a reply; False: nobody answers now. Only probes find out whether a silent manager is back."""
+        return self._is_open(now) and self._silence < self._policy.max_silence and self.tell(message)
+
+    def tell(self, message: Message) -> bool:
+        """Send what has no reply; False: it is lost."""
+        return self._send is not None and self._send(message)
+
+    def missed(self) -> None:
+        """A reply did not come in time."""
+        self._silence += 1
+
+    def close_until(self, deadline: float) -> None:
+        """Ask nothing until then."""
+        self._closed_until = deadline
+
+    def _is_open(self, now: float) -> bool:
+        return now >= self._quiet_until and now >= self._closed_until
 
     def take(self, reply: ProbeReply) -> Request | None:
         """Whose probe this answers; None when it comes too late."""
@@ -68,12 +96,16 @@ class CacheClient:
         expired = []
         while (first := next(iter(self._pending.items()), None)) is not None and first[1].deadline <= now:
             expired.append(self._pending.pop(first[0]).request)
-            self._silence += 1
+            self.missed()
         return expired
 
     def manager_down(self) -> list[Request]:
-        """The manager has gone: its probes are misses, and nothing is sent until `manager_up`."""
+        """The manager has gone: its probes are misses, and nothing is asked until `manager_up`."""
         self._quiet_until = math.inf
+        return self.drop_all()
+
+    def drop_all(self) -> list[Request]:
+        """Forget all probes; returns whose they were."""
         missed = [pending.request for pending in self._pending.values()]
         self._pending.clear()
         return missed

@@ -1,4 +1,4 @@
-"""What a step costs, measured while serving and decaying to the start-up probe when nothing is measured."""
+"""What a step and a load cost, measured while serving and decaying to the start-up probe when nothing is measured."""
 
 import math
 from dataclasses import dataclass
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CostPrior:
-    """What to believe before anything was measured."""
+    """What to believe before anything was measured. Promotions bring pages from disk into the host."""
 
     prefill_tokens_per_s: float = 2000.0
     decode_step_s: float = 0.03
+    load_bytes_per_s: float = 1e9
+    promotion_bytes_per_s: float = 3e8
 
 
 @dataclass(slots=True)
@@ -35,20 +37,25 @@ class _Rate:
 
 
 class CostModel:
-    """Predicts prefill and decode times. The caller gives the time; there is no clock here.
+    """Predicts times of prefill, decode, load and promotion. The caller gives the time; there is no clock here.
 
     A sample weighs what it measured: tokens over seconds for prefill, seconds over steps for decode. The prior
-    weighs as much as `_PRIOR_TOKENS` tokens or `_PRIOR_STEPS` steps, so a few real steps outweigh it.
+    weighs as much as `_PRIOR_TOKENS` tokens, `_PRIOR_STEPS` steps or `_PRIOR_BYTES` bytes, so a few real ones outweigh
+    it.
     """
 
     _PRIOR_TOKENS = 32.0
     _PRIOR_STEPS = 1.0
+    _PRIOR_BYTES = 4e6
+    _LOAD_OVERHEAD_S = 0.002  # messages there and back
     _HALF_LIFE_S = 30.0
 
     def __init__(self, prior: CostPrior) -> None:
         self._prior = prior
         self._prefill = _Rate()
         self._decode = _Rate()
+        self._load = _Rate()
+        self._promotion = _Rate()
 
     def observe(self, num_prefill_tokens: int, num_decode_rows: int, compute_s: float, now: float) -> None:
         """Learn from one finished step."""
@@ -75,3 +82,27 @@ class CostModel:
     def recompute_s(self, num_tokens: int, now: float) -> float:
         """Predicted seconds to prefill `num_tokens`, with the two steps that run-ahead keeps before it."""
         return num_tokens / self.prefill_tokens_per_s(now) + 2 * self.decode_step_s(now)
+
+    def observe_load(self, num_bytes: int, seconds: float, now: float) -> None:
+        """Learn from a finished load; `seconds` without the wait for the loads before it."""
+        self._load.add(num_bytes, max(seconds, 1e-6), now, self._HALF_LIFE_S)
+
+    def observe_promotion(self, num_bytes: int, seconds: float, now: float) -> None:
+        """Learn from a grant that waited for the disk."""
+        self._promotion.add(num_bytes, max(seconds, 1e-6), now, self._HALF_LIFE_S)
+
+    def load_bytes_per_s(self, now: float) -> float:
+        """Bytes that come from the host into the device a second."""
+        return self._bytes_per_s(self._load, self._prior.load_bytes_per_s, now)
+
+    def promotion_bytes_per_s(self, now: float) -> float:
+        """Bytes that come from the disk into the host a second."""
+        return self._bytes_per_s(self._promotion, self._prior.promotion_bytes_per_s, now)
+
+    def _bytes_per_s(self, rate: _Rate, prior: float, now: float) -> float:
+        return rate.value(self._PRIOR_BYTES, self._PRIOR_BYTES / prior, now, self._HALF_LIFE_S)
+
+    def load_s(self, num_bytes: int, disk_bytes: int, now: float) -> float:
+        """Predicted seconds until `num_bytes` are on the device, `disk_bytes` of which are still on disk."""
+        promotion_s = disk_bytes / self.promotion_bytes_per_s(now) if disk_bytes else 0.0
+        return self._LOAD_OVERHEAD_S + promotion_s + num_bytes / self.load_bytes_per_s(now)

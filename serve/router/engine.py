@@ -1,9 +1,12 @@
 """The parts that exist once the engine is up, wired together."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from serve.ipc.messages import Message
 from serve.router.admission import Admission, AdmissionLimits
 from serve.router.batch import Batch
+from serve.router.cache_client import CacheClient
 from serve.router.cost_model import CostModel
 from serve.router.ledger import StateLedger
 from serve.router.planner import Planner
@@ -12,6 +15,7 @@ from serve.router.scheduler import Scheduler, SchedulerLimits
 from serve.router.settings import EngineFacts, RouterSettings
 from serve.router.statistics import RouterStatistics
 from serve.router.step_plan import Pipeline
+from serve.router.tiers import Tiers
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,19 @@ class Engine:
     admission: Admission
     costs: CostModel
     pipeline: Pipeline
+    tiers: Tiers
     planner: Planner
 
     @classmethod
-    def build(cls, settings: RouterSettings, facts: EngineFacts, statistics: RouterStatistics) -> "Engine":
+    def build(
+        cls,
+        settings: RouterSettings,
+        facts: EngineFacts,
+        cache: CacheClient,
+        to_workers: Callable[[Message], None],
+        clock: Callable[[], float],
+        statistics: RouterStatistics,
+    ) -> "Engine":
         """The longest request allowed is one that fits the smallest pool, so that the oldest can always go on."""
         pool_tokens = min(facts.num_pages[spec.name] for spec in facts.specs) * settings.page_size
         longest = min(settings.max_total_len, pool_tokens)
@@ -37,6 +50,21 @@ class Engine:
         batch = Batch(min(settings.max_rows, settings.batch_max_tokens))
         ledger = StateLedger(facts.specs, facts.num_pages, settings.page_size)
         admission = Admission(AdmissionLimits(longest, settings.max_queue_size), settings.page_size)
-        scheduler = Scheduler(limits)
-        planner = Planner(settings.epoch, scheduler, queue, batch, ledger, admission, costs, pipeline, statistics)
-        return cls(facts, queue, batch, ledger, admission, costs, pipeline, planner)
+        tiers = Tiers(
+            settings,
+            facts,
+            queue,
+            batch,
+            ledger,
+            admission,
+            costs,
+            pipeline,
+            cache,
+            to_workers,
+            clock,
+            statistics.tiers,
+        )
+        planner = Planner(
+            settings.epoch, Scheduler(limits), queue, batch, ledger, admission, costs, pipeline, tiers, statistics
+        )
+        return cls(facts, queue, batch, ledger, admission, costs, pipeline, tiers, planner)

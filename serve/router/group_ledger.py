@@ -83,9 +83,9 @@ class GroupLedger:
             self._free.append(page)
 
     def flush(self) -> int:
-        """Free all idle pages; returns how many."""
+        """Empty the index and free all idle pages; returns how many."""
         dropped = len(self._idle)
-        for page in list(self._idle):
+        for page in list(self.index):
             self.forget(page)
         return dropped
 

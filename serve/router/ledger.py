@@ -53,7 +53,7 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """num_dropped: idle pages freed. num_referenced: indexed pages that stay because something references them."""
+    """num_dropped: idle pages freed. num_referenced: pages in use that left the index, free when their holders end."""
 
     num_dropped: int
     num_referenced: int
@@ -137,6 +137,24 @@ class StateLedger:
             self._append(holding, group, count)
         return Reservation.GRANTED
 
+    def assemble(self, names: Sequence[bytes]) -> tuple[Holding, dict[str, list[int]]] | None:
+        """A holding with a page for each name in every group: the indexed one, or a fresh one.
+
+        Returns it and, by group, which places are fresh; None when there is no room. For ALL_PAGES groups.
+        """
+        indexed = {name: [group.index.page(each) for each in names] for name, group in self.groups.items()}
+        fresh = {name: [at for at, page in enumerate(pages) if page is None] for name, pages in indexed.items()}
+        present = {name: [page for page in pages if page is not None] for name, pages in indexed.items()}
+        idle = self.num_idle(PrefixMatch(len(names), present))
+        if any(group.room - idle[name] < len(fresh[name]) for name, group in self.groups.items()):
+            return None
+        holding = self.acquire(PrefixMatch(len(names), present))  # first of all: nothing may evict what is there
+        for group, places in fresh.items():
+            self._append(holding, group, len(places))
+            taken = iter(holding.pages[group][len(present[group]) :])
+            holding.pages[group] = [next(taken) if page is None else page for page in indexed[group]]
+        return holding, fresh
+
     def extend(self, holding: Holding, group: str, count: int) -> Reservation:
         """Append `count` fresh pages of one group."""
         return self.reserve(holding, {group: count})
@@ -163,12 +181,12 @@ class StateLedger:
     # --- jobs ---
 
     def begin_job(self, job: JobId, group: str, pages: Sequence[int], num_ranks: int) -> None:
-        """Keep referenced pages until every rank has answered."""
+        """Keep pages that are held or in the index until every rank has answered."""
         ledger = self.groups[group]
         if job in self._jobs:
             raise LedgerError(f"{job} has begun already")
-        if any(ledger.refs(page) == 0 for page in pages):
-            raise LedgerError(f"{job} names a page that nobody holds")
+        if any(ledger.refs(page) == 0 and ledger.index.name(page) is None for page in pages):
+            raise LedgerError(f"{job} names a page that is free")
         ledger.ref(pages)
         self._jobs[job] = _Job(group, list(pages), set(range(num_ranks)))
 
@@ -193,10 +211,11 @@ class StateLedger:
     # --- all of it ---
 
     def flush(self) -> FlushReport:
-        """Drop what is cached and not referenced, in every group."""
+        """Empty the index of every group, and free what is not referenced."""
         self.index_version += 1
-        dropped = sum(group.flush() for group in self.groups.values())
-        return FlushReport(dropped, sum(len(group.index) for group in self.groups.values()))
+        num_indexed = sum(len(group.index) for group in self.groups.values())
+        num_dropped = sum(group.flush() for group in self.groups.values())
+        return FlushReport(num_dropped, num_indexed - num_dropped)
 
     def check_integrity(self) -> list[str]:
         """Problems found: one line each, none when every count adds up."""

@@ -15,7 +15,10 @@ from serve.types import FinishReason, RequestStatus, SamplingParams
 class Table(Protocol):
     """What the router needs of the request table."""
 
+    @property
+    def num_slots(self) -> int: ...
     def generation(self, slot: int) -> int: ...
+    def is_free(self, slot: int) -> bool: ...
     def num_prompt(self, slot: int) -> int: ...
     def tokens(self, slot: int) -> np.ndarray: ...
     def sampling(self, slot: int) -> SamplingParams: ...
@@ -27,7 +30,8 @@ class Table(Protocol):
 class Lifecycle:
     """Whatever ends a request, at whatever status: one last output, and all that it holds comes back.
 
-    Its pages and its slot come back when no plan and no job names it any more (DRAINING until then).
+    Its pages and its slot come back when no plan names it any more (DRAINING until then). Jobs hold their pages by
+    themselves, and nothing waits for them.
     """
 
     def __init__(
@@ -58,10 +62,16 @@ class Lifecycle:
         if self.engine is not None:
             first = (request.cached_tokens or [0])[0] // self._page_size
             self.engine.planner.forget_pages(request, first, even_if_shared=True)
-        self.end(request, FinishReason.ERROR, error, code)
+        self.end(request, FinishReason.ERROR, error, code, is_trusted=False)
 
     def end(
-        self, request: Request, reason: FinishReason, error: str | None = None, code: int = 500, is_heard: bool = True
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: str | None = None,
+        code: int = 500,
+        is_heard: bool = True,
+        is_trusted: bool = True,
     ) -> None:
         """End a request wherever it stands, with its last output; nothing when it has ended."""
         if request.is_ended:
@@ -69,12 +79,13 @@ class Lifecycle:
         if is_heard:
             output = self._outputs.add(request, [], reason)
             output.error, output.error_code = error, code
-        self._retire(request, reason)
+        self._retire(request, reason, is_trusted)
 
-    def _retire(self, request: Request, reason: FinishReason) -> None:
+    def _retire(self, request: Request, reason: FinishReason, is_trusted: bool = True) -> None:
         assert self.engine is not None
         request.finish_reason = reason
         self._cache.cancel(request)
+        self.engine.tiers.ended(request, is_trusted, request.clock())
         self.engine.queue.discard(request)
         self.engine.planner.depart(request)
         request.advance(RequestStatus.DRAINING)
@@ -88,7 +99,7 @@ class Lifecycle:
             return
         waiting = []
         for request in self._draining:
-            if self.engine.planner.is_in_flight(request) or request.jobs:
+            if self.engine.planner.is_in_flight(request):
                 waiting.append(request)
             else:
                 self._release(self.engine, request)

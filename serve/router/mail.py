@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from serve.ipc.channel import ChannelFullError, Outbox
-from serve.ipc.messages import Message, Probe
+from serve.ipc.messages import Message
 from serve.router.statistics import RouterStatistics
 
 logger = logging.getLogger(__name__)
@@ -35,12 +35,12 @@ class ZmqMail:
                 self.statistics.num_lost_sends += 1
             logger.warning("HTTP process %d does not read; a %s is lost", server, type(message).__name__)
 
-    def to_cache(self, probe: Probe) -> bool:
+    def to_cache(self, message: Message) -> bool:
         """To the cache manager; False when there is none, or it does not read."""
         if self._cache is None:
             return False
         try:
-            self._cache.send(probe)
+            self._cache.send(message)
         except ChannelFullError:
             return False
         return True

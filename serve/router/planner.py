@@ -7,11 +7,13 @@ from serve.router.admission import Admission
 from serve.router.batch import Batch, RowPhase
 from serve.router.cost_model import CostModel
 from serve.router.ledger import Reservation, StateLedger
+from serve.router.load import Load
 from serve.router.queue import WaitingQueue
 from serve.router.request import Request
-from serve.router.scheduler import Blocked, Schedule, Scheduler
+from serve.router.scheduler import Blocked, Schedule, Scheduler, SchedulerView
 from serve.router.statistics import RouterStatistics
 from serve.router.step_plan import Pipeline, PlanBuilder
+from serve.router.tiers import Tiers
 from serve.router.view import ViewMaker
 from serve.types import CacheTier, RequestStatus
 
@@ -33,6 +35,7 @@ class Planner:
         admission: Admission,
         costs: CostModel,
         pipeline: Pipeline,
+        tiers: Tiers,
         statistics: RouterStatistics,
     ) -> None:
         self.is_admitting = True
@@ -46,21 +49,46 @@ class Planner:
         self._admission = admission
         self._costs = costs
         self._pipeline = pipeline
+        self._tiers = tiers
         self._statistics = statistics
         self._growth = 0  # sum of `growth` over the batch
         self._blocked: Blocked | None = None
-        self._views = ViewMaker(scheduler.limits, queue, batch, ledger, admission, costs)
+        self._views = ViewMaker(scheduler.limits, queue, batch, ledger, admission, costs, tiers)
 
     def next_plan(self, send: Callable[[StepPlan], None], now: float) -> bool:
         """Send the next plan, if there is anything to run; True when another call may do more."""
-        view = self._views.view(now, self.is_admitting, self._growth, bool(self.departing), self._blocked)
+        if self._tiers.must_wait:
+            return False
+        if self._batch.needy:
+            self._take_pages_of_loads()
+        pages_coming = bool(self.departing) or self._tiers.jobs.is_giving_back
+        view = self._views.view(now, self.is_admitting, self._growth, pages_coming, self._blocked)
         schedule = self._scheduler.schedule(view)
         self._blocked = schedule.blocked
         plan = self._carry_out(schedule, now)
         if plan is None:
-            return bool(schedule.preemptions)
+            return bool(schedule.preemptions) or self._unblock(view, schedule)
         send(plan)
         return True
+
+    def start_loads(self, now: float) -> None:
+        """Bring pages of waiting requests in, where that pays."""
+        if self.is_admitting and len(self._queue):
+            self._tiers.start_loads(now, self._growth, self._views.computing())
+
+    def _take_pages_of_loads(self) -> None:
+        """Rows that run come before requests that load."""
+        loader = self._tiers.loader
+        while min(self._ledger.room().values()) < len(self._batch.needy) and loader.give_way(behind=None):
+            pass
+
+    def _unblock(self, view: SchedulerView, schedule: Schedule) -> bool:
+        """Nothing runs, and the first in line lacks pages: loads behind it must not keep them. True when one did."""
+        if schedule.blocked is not Blocked.PAGES or len(self._batch) or self.departing:
+            return False
+        first = next(each.slot for each in view.candidates if each.slot not in schedule.held)
+        request = next(request for request in self._queue if request.key.slot == first)
+        return self._tiers.loader.give_way(behind=request.sort_key)
 
     # --- carrying a schedule out ---
 
@@ -71,10 +99,10 @@ class Planner:
             self._preempt(self._batch.request(row))
         for row, num_pages in schedule.grants:
             self._grant(plan, row, num_pages)
-        for request, _ in joining:
-            self._join(plan, request)
-        continued = [(self._batch.request(row), chunk) for row, chunk in schedule.chunks]
-        chunks = continued + joining
+        for request, _, load in joining:
+            self._join(plan, request, load, now)
+        chunks = [(self._batch.request(row), chunk) for row, chunk in schedule.chunks]
+        chunks += [(request, chunk) for request, chunk, _ in joining]
         self._hold(schedule, now)
         if not chunks and not self._batch.decoding:
             return None
@@ -82,7 +110,8 @@ class Planner:
         self._advance_decoding(plan.step)
         for request, count in chunks:
             self._advance_chunk(plan, request, count)
-        self._pipeline.add(rows, plan.num_prefill_tokens, num_decoding, now)
+        computed = [(request, request.num_scheduled) for request, _ in chunks]
+        self._pipeline.add(rows, plan.num_prefill_tokens, num_decoding, now, computed)
         self._statistics.num_computed_prompt_tokens += plan.num_prefill_tokens
         return plan.build(leaves, schedule.paused)
 
@@ -98,22 +127,28 @@ class Planner:
         self._batch.move(request, RowPhase.DECODING)
         self._set_milestone(request)
 
-    def _acquire_all(self, schedule: Schedule) -> list[tuple[Request, int]]:
+    def _acquire_all(self, schedule: Schedule) -> list[tuple[Request, int, Load | None]]:
         """Reference the matched pages of all that join, before any page is taken: none may evict another's match."""
         if not schedule.admissions:
             return []
         waiting = {request.key.slot: request for request in self._queue}
-        joining = [(waiting[slot], count) for slot, count in schedule.admissions]
-        for request, _ in joining:
-            match = self._views.match(request)
-            request.match = None
-            request.holding = self._ledger.acquire(match)
+        joining = []
+        for slot, count in schedule.admissions:
+            request = waiting[slot]
+            load = self._tiers.loader.take(request)
+            request.num_published = load.plan.num_pages if load is not None else self._acquire_match(request)
             request.num_known = request.num_tokens
-            request.num_scheduled = match.num_pages * self._ledger.page_size
-            request.num_published = match.num_pages
+            request.num_scheduled = request.num_published * self._ledger.page_size
+            joining.append((request, count, load))
         return joining
 
-    def _join(self, plan: PlanBuilder, request: Request) -> None:
+    def _acquire_match(self, request: Request) -> int:
+        match = self._views.match(request)
+        request.match = None
+        request.holding = self._ledger.acquire(match)
+        return match.num_pages
+
+    def _join(self, plan: PlanBuilder, request: Request, load: Load | None, now: float) -> None:
         assert request.holding is not None
         missing = self._admission.pages_for(request.num_known) - request.num_published
         granted = self._ledger.reserve(request.holding, dict.fromkeys(self._ledger.groups, missing))
@@ -123,14 +158,18 @@ class Planner:
         self._growth += request.growth
         request.held_since = None
         request.num_scored_here = 0
-        self._count_admission(request)
+        self._count_admission(request, load)
+        self._tiers.joined(request, load, now)
         request.advance(RequestStatus.PREFILLING)
         plan.join(request, self._batch.join(request))
 
-    def _count_admission(self, request: Request) -> None:
+    def _count_admission(self, request: Request, load: Load | None) -> None:
         if request.cached_tokens is None:
-            request.count_cached(request.num_scheduled)
-            self._statistics.cached_tokens[CacheTier.DEVICE] += request.num_scheduled
+            by_tier = load.cached_tokens(self._ledger.page_size) if load is not None else [request.num_scheduled, 0, 0]
+            request.count_cached(by_tier)
+            for tier in CacheTier:
+                self._statistics.cached_tokens[tier] += by_tier[tier]
+            self._statistics.tiers.admitted(by_tier)
             self._statistics.queue_s.observe(request.clock() - request.arrival)
 
     def _hold(self, schedule: Schedule, now: float) -> None:

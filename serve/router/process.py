@@ -38,6 +38,11 @@ def router_settings(config: ResolvedConfig, model: dict[str, Any], epoch: int) -
         step_timeout_s=serve.step_timeout,
         by_priority=serve.schedule_policy == "priority",
         eos_token_ids=frozenset(model.get("config", {}).get("eos_token_ids", ())),
+        num_servers=serve.num_http_servers,
+        num_layers=int(model.get("config", {}).get("num_layers", 0)),
+        max_loading_fraction=serve.max_loading_fraction,
+        stores_output=serve.cpu_cache_store_output,
+        cache_is_sync=serve.cpu_cache_sync,
     )
 
 
@@ -50,7 +55,7 @@ class RouterProcess:
         self._inbox = Inbox(context.run_dir, f"router.{context.epoch}")
         self._table = RequestTable.attach(context.fds["table"])
         self._table.release_all()
-        has_cache = bool(getattr(config.serve, "enable_cpu_cache", False))
+        has_cache = config.serve.enable_cpu_cache
         servers = config.serve.num_http_servers
         self._mail = ZmqMail(context.run_dir, context.epoch, config.serve.tp, servers, has_cache)
         self._settings = router_settings(config, context.model, context.epoch)
@@ -95,7 +100,7 @@ class RouterProcess:
             if isinstance(message, EngineUp):
                 self.router.engine_up(EngineFacts.from_info(message.info, self._settings.page_size))
             elif isinstance(message, StopChild):
-                self.router.is_stopping = True
+                self.router.intake.is_stopping = True
                 self._stop_at = time.monotonic() + message.drain_s
             else:
                 rest.append(message)

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serve.ipc.messages import ProbeReply
+from serve.router.found import Found
 from serve.router.ledger import Holding, PrefixMatch
-from serve.types import CacheTier, FinishReason, JobId, RequestStatus, SamplingParams
+from serve.types import FinishReason, RequestStatus, SamplingParams
 
 _S = RequestStatus
 
 TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.QUEUED: frozenset({_S.LOOKING_UP, _S.LOADING, _S.PREFILLING, _S.DRAINING}),
     _S.LOOKING_UP: frozenset({_S.QUEUED, _S.DRAINING}),
-    _S.LOADING: frozenset({_S.PREFILLING, _S.PREEMPTED, _S.DRAINING}),
+    _S.LOADING: frozenset({_S.QUEUED, _S.PREFILLING, _S.PREEMPTED, _S.DRAINING}),
     _S.PREFILLING: frozenset({_S.DECODING, _S.PREEMPTED, _S.DRAINING}),
     _S.DECODING: frozenset({_S.PREEMPTED, _S.DRAINING}),
     _S.PREEMPTED: frozenset({_S.LOADING, _S.PREFILLING, _S.DRAINING}),
@@ -49,7 +49,12 @@ class Request:
     num_scored, num_scored_here: prompt log-probabilities passed on at all, and computed since it joined.
     match, match_version: its last match with the index, and of which version of it.
     held_since, held_tokens: since when it waits for another's prefill, and the tokens whose prefill time it may wait.
-    found: what the cache manager has of it.
+    num_verified: leading tokens whose plans have ended well.
+    found: what the cache manager has of it, None when that is nothing or does not matter any more.
+    is_load_refused: recomputing it was predicted to be done earlier. load_attempts: how often loading it was tried.
+    load_cap: most pages to try next. load_wait_until: it lets others
+    have the load path until then rather than recompute.
+    stored, num_offered: by group, the set of pages that the host has as far as is known; leading pages offered to it.
     """
 
     key: RequestKey
@@ -75,7 +80,6 @@ class Request:
     growth: int = 0
     row: int | None = None
     holding: Holding | None = None
-    jobs: set[JobId] = field(default_factory=set)
     finish_reason: FinishReason | None = None
     cached_tokens: list[int] | None = None
     has_output: bool = False
@@ -86,7 +90,14 @@ class Request:
     match_version: int = -1
     held_since: float | None = None
     held_tokens: int = 0
-    found: ProbeReply | None = None
+    num_verified: int = 0
+    found: Found | None = None
+    is_load_refused: bool = False
+    load_attempts: int = 0
+    load_cap: int | None = None
+    load_wait_until: float = 0.0
+    stored: dict[str, int] = field(default_factory=dict)
+    num_offered: int = 0
     entered: dict[RequestStatus, float] = field(default_factory=dict)
     _status: RequestStatus = RequestStatus.QUEUED
 
@@ -126,8 +137,7 @@ class Request:
         """Such a request computes its whole prompt."""
         return self.sampling.prompt_logprobs is not None
 
-    def count_cached(self, num_tokens: int) -> None:
+    def count_cached(self, by_tier: list[int]) -> None:
         """Remember what its first admission did not have to compute; later admissions do not change it."""
         if self.cached_tokens is None:
-            self.cached_tokens = [0] * len(CacheTier)
-            self.cached_tokens[CacheTier.DEVICE] = num_tokens
+            self.cached_tokens = by_tier

@@ -13,7 +13,12 @@ from serve.router.prefix_index import GroupSpec
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """Limits and deadlines that hold from the start. max_rows: requests in the batch at most."""
+    """Limits and deadlines that hold from the start. max_rows: requests in the batch at most.
+
+    num_servers: HTTP processes, which share the table's slots. num_layers: of the model. max_loading_fraction: of a
+    pool, in pages that are being loaded. stores_output: generated pages go to the host too. cache_is_sync: a step waits
+    for the jobs that have begun.
+    """
 
     epoch: int
     page_size: int
@@ -27,24 +32,33 @@ class RouterSettings:
     step_timeout_s: float
     by_priority: bool = False
     eos_token_ids: frozenset[int] = frozenset()
+    num_servers: int = 1
+    num_layers: int = 0
+    max_loading_fraction: float = 0.5
+    stores_output: bool = False
+    cache_is_sync: bool = False
     probe: ProbePolicy = field(default_factory=ProbePolicy)
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What only a running engine knows: pages by group, how pages are named, what its start-up probe measured."""
+    """What only a running engine knows: pages by group, how pages are named, what its start-up probe measured.
+
+    page_bytes: by group, bytes of a page on all ranks together; 0: its pages are never transferred.
+    """
 
     specs: tuple[GroupSpec, ...]
     num_pages: dict[str, int]
     hasher: PageHasher
     prior: CostPrior
+    page_bytes: dict[str, int]
 
     @classmethod
     def from_info(cls, info: dict[str, Any], page_size: int) -> "EngineFacts":
         """From `EngineUp.info`; raises StartError for what the router cannot run.
 
-        Keys: namespace, key (hex), num_pages {group: n}, groups [{"name", "kind", "hit_policy", "window_tokens"}]
-        (absent: all are FULL), prior {"prefill_tokens_per_s", "decode_step_s"} (optional).
+        Keys: namespace, key (hex), num_pages {group: n}, groups [{"name", "kind", "hit_policy", "window_tokens",
+        "bytes_per_page"}] (absent: all are FULL), prior: fields of `CostPrior` (optional).
         """
         num_pages = {str(group): int(count) for group, count in info["num_pages"].items()}
         specs = tuple(_spec(group, page_size) for group in info.get("groups", ()))
@@ -55,7 +69,10 @@ class EngineFacts:
         if any(num_pages.get(spec.name, 0) < 1 for spec in specs):
             raise StartError(f"a state group has no pages: {num_pages}")
         key, namespace = bytes.fromhex(info["key"]), bytes.fromhex(info["namespace"])
-        return cls(specs, num_pages, PageHasher(key, namespace, page_size), CostPrior(**(info.get("prior") or {})))
+        sizes = {str(group["name"]): int(group.get("bytes_per_page", 1)) for group in info.get("groups", ())}
+        page_bytes = {spec.name: sizes.get(spec.name, 1) for spec in specs}
+        hasher, prior = PageHasher(key, namespace, page_size), CostPrior(**(info.get("prior") or {}))
+        return cls(specs, num_pages, hasher, prior, page_bytes)
 
 
 def _spec(group: dict[str, Any], page_size: int) -> GroupSpec:

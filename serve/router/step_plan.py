@@ -1,6 +1,7 @@
 """Plans on their way: building a plan's delta, and the record of each plan until all ranks have answered it."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serve.ipc.messages import JoinRow, StepPlan, StepResult
@@ -44,7 +45,10 @@ class PlanBuilder:
 
 @dataclass(slots=True)
 class PlanRecord:
-    """A plan that was sent. rows: who was in which row when it was made. result: rank 0's answer."""
+    """A plan that was sent. rows: who was in which row when it was made. result: rank 0's answer.
+
+    chunks: who prefills in it, with the known tokens that are computed after it.
+    """
 
     step: int
     rows: Rows
@@ -52,6 +56,7 @@ class PlanRecord:
     num_decode_rows: int
     sent_at: float
     waiting: set[int]
+    chunks: list[tuple[Request, int]] = field(default_factory=list)
     result: StepResult | None = None
     compute_s: float = 0.0
 
@@ -84,10 +89,18 @@ class Pipeline:
     def has_room(self) -> bool:
         return len(self._in_flight) < self.DEPTH
 
-    def add(self, rows: Rows, num_prefill_tokens: int, num_decode_rows: int, now: float) -> None:
+    def add(
+        self,
+        rows: Rows,
+        num_prefill_tokens: int,
+        num_decode_rows: int,
+        now: float,
+        chunks: Sequence[tuple[Request, int]] = (),
+    ) -> None:
         """The plan `next_step` was sent to all ranks."""
         ranks = set(range(self.num_ranks))
-        self._in_flight.append(PlanRecord(self.next_step, rows, num_prefill_tokens, num_decode_rows, now, ranks))
+        record = PlanRecord(self.next_step, rows, num_prefill_tokens, num_decode_rows, now, ranks, list(chunks))
+        self._in_flight.append(record)
         self.next_step += 1
 
     def take(self, result: StepResult) -> bool:

@@ -7,6 +7,7 @@ from serve.router.ledger import PrefixMatch, StateLedger
 from serve.router.queue import WaitingQueue
 from serve.router.request import Request
 from serve.router.scheduler import Blocked, Candidate, PageNeed, PrefillRow, SchedulerLimits, SchedulerView, Victim
+from serve.router.tiers import Tiers
 from serve.types import RequestStatus
 
 MAX_CANDIDATES = 32
@@ -23,6 +24,7 @@ class ViewMaker:
         ledger: StateLedger,
         admission: Admission,
         costs: CostModel,
+        tiers: Tiers,
     ) -> None:
         self._limits = limits
         self._queue = queue
@@ -30,6 +32,7 @@ class ViewMaker:
         self._ledger = ledger
         self._admission = admission
         self._costs = costs
+        self._tiers = tiers
         self._no_match = PrefixMatch(0, {group: [] for group in ledger.groups})
 
     def view(
@@ -40,18 +43,25 @@ class ViewMaker:
         room = self._ledger.room()
         needs = tuple(PageNeed(row) for row, _ in _by_age(batch.needy)) if batch.needy else ()
         is_short = bool(needs) and not pages_coming and min(room.values()) < len(needs)
+        candidates = self._candidates(now, blocked) if is_admitting and len(self._queue) else ()
         return SchedulerView(
             num_decoding=len(batch.decoding),
             free_rows=batch.num_free_rows,
             room=room,
-            expected_growth=expected_growth,
+            expected_growth=expected_growth + self._reserved(candidates),
             needs=needs,
             prefilling=self._prefill_rows() if batch.prefilling else (),
-            candidates=self._candidates(now, blocked) if is_admitting and len(self._queue) else (),
+            candidates=candidates,
             victims=self._victims() if is_short else (),
-            computing=self._computing(),
+            computing=self.computing() | self._tiers.coming if candidates else frozenset(),
             pages_coming=pages_coming,
         )
+
+    def _reserved(self, candidates: tuple[Candidate, ...]) -> int:
+        """What requests that load and stand before the first candidate will ask for."""
+        if not candidates or not len(self._tiers.loader):
+            return 0
+        return self._tiers.reserved(next(r for r in self._queue if r.key.slot == candidates[0].slot))
 
     def _prefill_rows(self) -> tuple[PrefillRow, ...]:
         rows = _by_age(self._batch.prefilling)
@@ -65,7 +75,8 @@ class ViewMaker:
         assert request.holding is not None
         return self._ledger.num_exclusive(request.holding)
 
-    def _computing(self) -> frozenset[bytes]:
+    def computing(self) -> frozenset[bytes]:
+        """Names of the pages that rows compute next, as far as anybody may wait for them."""
         if not self._batch.prefilling or not len(self._queue):
             return frozenset()
         rows = self._batch.prefilling.values()
@@ -80,7 +91,7 @@ class ViewMaker:
         candidates: list[Candidate] = []
         first_names: set[bytes | None] = set()
         for request in self._queue:
-            if request.status is RequestStatus.LOOKING_UP:
+            if request.status is RequestStatus.LOOKING_UP or not self._tiers.is_candidate(request, now):
                 continue
             candidate = self._candidate(request, now)
             candidates.append(candidate)
@@ -92,6 +103,22 @@ class ViewMaker:
         return tuple(candidates)
 
     def _candidate(self, request: Request, now: float) -> Candidate:
+        load = self._tiers.loaded(request)
+        return self._unloaded(request, now) if load is None else self._loaded(request, load.plan.num_pages)
+
+    def _loaded(self, request: Request, num_pages: int) -> Candidate:
+        """It holds its prefix already."""
+        return Candidate(
+            slot=request.key.slot,
+            num_cached=num_pages * self._ledger.page_size,
+            num_known=request.num_tokens,
+            new_pages=self._admission.pages_for(request.num_tokens) - num_pages,
+            growth=self._admission.expected_growth(request),
+            idle_hits=dict.fromkeys(self._ledger.groups, 0),
+            first_name=request.names[num_pages] if num_pages < len(request.names) else None,
+        )
+
+    def _unloaded(self, request: Request, now: float) -> Candidate:
         match = self.match(request)
         num_cached = match.num_pages * self._ledger.page_size
         names = request.names

@@ -1,8 +1,7 @@
-"""A process is killed with 16 streams running: every client gets an end or an error soon, and the server serves again."""
+"""A process is killed under 16 streams: every client gets an end or an error soon, and the server serves again."""
 
 import asyncio
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,9 +13,8 @@ SERVE_DEADLINE_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def served(start_server: Any) -> Iterator[Any]:
-    with start_server() as server:
-        yield server
+def served(shared_server: Any) -> Any:
+    return shared_server()
 
 
 async def one_stream(client: httpx.AsyncClient, model: str, index: int, started: asyncio.Event) -> tuple[float, str]:

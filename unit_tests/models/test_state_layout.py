@@ -112,13 +112,12 @@ def test_extents_of_smollm2_on_two_ranks():
     assert rank_extents(group, 4, 1, loading=True) == [Extent(0, head)]
 
 
-def test_a_replicated_part_is_stored_in_slices_and_loaded_whole():
-    leaf = Leaf("latent", (0, 1), (9,), "bfloat16", ShardKind.REPLICATED, 1)
+def test_a_replicated_part_is_stored_by_whole_layers_and_loaded_whole():
+    leaf = Leaf("latent", (0, 1, 2), (9,), "bfloat16", ShardKind.REPLICATED, 1)
     group = StateGroup("full", StateKind.FULL, HitPolicy.ALL_PAGES, 3, (leaf,))
-    extents = [extent for rank in range(4) for extent in rank_extents(group, 4, rank)]
-    assert sum(extent.length for extent in extents) == group.bytes_per_page == 108
-    assert all(extent.offset % 8 == 0 for extent in extents)
-    assert rank_extents(group, 4, 2, loading=True) == [Extent(0, 108)]
+    assert [rank_extents(group, 2, rank) for rank in range(2)] == [[Extent(0, 108)], [Extent(108, 54)]]
+    assert rank_extents(group, 4, 3) == []
+    assert rank_extents(group, 4, 3, loading=True) == [Extent(0, 162)]
 
 
 def test_heads_and_replicated_part_together_merge_where_they_touch():
@@ -129,7 +128,8 @@ def test_heads_and_replicated_part_together_merge_where_they_touch():
     group = StateGroup("full", StateKind.FULL, HitPolicy.ALL_PAGES, 1, leaves)
     assert rank_extents(group, 1, 0) == [Extent(0, 48)]
     assert rank_extents(group, 2, 1, loading=True) == [Extent(16, 32)]
-    assert rank_extents(group, 2, 0) == [Extent(0, 16), Extent(32, 8)]
+    assert rank_extents(group, 2, 0) == [Extent(0, 16), Extent(32, 16)]
+    assert rank_extents(group, 2, 1) == [Extent(16, 16)]
 
 
 def name_of(config=None, page_size=64, dtype="bfloat16", digest=DIGEST) -> bytes:

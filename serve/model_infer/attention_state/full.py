@@ -1,10 +1,9 @@
 """States that grow by token: the keys and values of full attention."""
 
-import mmap
-
 import numpy as np
 import torch
 
+from kernels.cpu.memory import empty_huge
 from models.state_layout import ShardKind, StateGroup
 from serve.model_infer.attention_state.base import TORCH_DTYPES, AttentionState
 
@@ -32,7 +31,8 @@ class FullAttentionState(AttentionState):
     def allocate(self, num_pages: int) -> None:
         shape = (num_pages, *self._page_shape)
         if self.device.type == "cpu":
-            self._pool = _untouched(num_pages * self.bytes_per_page, self._dtype).view(shape)
+            # Fresh memory: in some used before, a stale NaN would reach a result as 0 * NaN.
+            self._pool = empty_huge(shape, self._dtype)
         else:
             self._pool = torch.zeros(shape, dtype=self._dtype, device=self.device)
 
@@ -50,12 +50,3 @@ class FullAttentionState(AttentionState):
 
     def restore(self, rows: np.ndarray, pages: np.ndarray) -> None:
         """The pages below the boundary are the state."""
-
-
-def _untouched(num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """A flat tensor over fresh anonymous memory: zeros that cost no memory until they are written.
-
-    An allocator might hand out memory used before, whose stale NaN would reach a result as 0 * NaN.
-    """
-    memory = mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes].view(dtype)

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -6,9 +7,17 @@ import pytest
 from serve.config import ResolvedConfig, ServeConfig
 from serve.errors import LaunchError
 from serve.launcher.child_process import ChildSpec
-from serve.launcher.engine_info import fit_length_limit, merge_digests, merge_page_counts
+from serve.launcher.engine_info import (
+    EngineFacts,
+    engine_up_info,
+    fit_length_limit,
+    merge_copy_speeds,
+    merge_digests,
+    merge_page_counts,
+)
 from serve.launcher.model_facts import GroupFacts
-from serve.launcher.start_summary import format_bytes, worker_phases
+from serve.launcher.start_summary import format_bytes, format_summary, worker_phases
+from serve.router.cost_model import CostPrior
 from unit_tests.serve.fakes.varve_fakes.children import FakeChild
 
 FULL = GroupFacts("full", "full", "all_pages", 16, 0, 100)
@@ -76,3 +85,26 @@ def test_phases_are_those_of_the_slowest_rank() -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")])
 def test_bytes_are_readable(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+def test_copies_are_as_fast_as_on_the_slowest_rank() -> None:
+    ranks = workers({"copy_bytes_per_s": {"load": 3e9, "store": 1e9}}, {"copy_bytes_per_s": {"load": 2e9, "store": 4}})
+    assert merge_copy_speeds(ranks) == {"load": 2e9, "store": 4}
+    assert merge_copy_speeds(workers({}, {"copy_bytes_per_s": {}})) == {}
+
+
+def test_the_router_believes_the_probe_until_it_has_measured() -> None:
+    facts = EngineFacts(b"n", [FULL], {"full": 3}, 16, {"load": 2e9, "store": 1e9})
+    model = SimpleNamespace(describe=lambda config: {"config": {}})
+    info = engine_up_info(config(None, 16), model, facts, b"k")  # type: ignore[arg-type]
+    assert CostPrior(**info["prior"]) == CostPrior(load_bytes_per_s=2e9)
+
+
+def test_the_summary_counts_the_host_tier() -> None:
+    facts = EngineFacts(b"n", [FULL], {"full": 3}, 16, {"load": 2**30})
+    text = format_summary(config(None, 16), facts, [], {"full": 5}, {}, "url")
+    assert "device 3 pages, 48 tokens, 300 B; host 5 pages, 80 tokens, 500 B; disk 0 pages" in text
+    assert "copies   load 1.0 GiB/s" in text
+    without = format_summary(config(None, 16), EngineFacts(b"n", [FULL], {"full": 3}, 16, {}), [], {}, {}, "url")
+    assert "host 0 pages; disk 0 pages" in without
+    assert "copies" not in without

@@ -13,6 +13,7 @@ import pytest
 
 from models.config import load_model_config
 from models.source import resolve_model
+from models.state_layout import derive_layout
 from serve.config import ResolvedConfig, ServeConfig
 from serve.ipc.channel import Inbox, Outbox
 from serve.ipc.control import ControlClient
@@ -31,9 +32,13 @@ from serve.ipc.messages import (
     StepPlan,
     StepResult,
     StopChild,
+    StorePages,
 )
 from serve.ipc.pipe import MessagePipe
 from serve.ipc.request_table import RequestTable, TableShape
+from serve.launcher.arena import arena_fds
+from serve.multi_level_cache.host_arena import ArenaHeaders, HostArena, arena_shape
+from serve.multi_level_cache.object_format import object_formats
 from serve.types import JobId, JobResult
 from unit_tests.serve.model_infer.builders import greedy
 from unit_tests.serve.model_infer.tiny_llama import follows_greedily, model_dir, random_prompt
@@ -45,8 +50,9 @@ EPOCH = 3
 class WorkerProcess:
     """A worker and the ends of its lines that launcher and router have."""
 
-    def __init__(self, run_dir: Path, **flags: object) -> None:
+    def __init__(self, run_dir: Path, arena: HostArena | None = None, **flags: object) -> None:
         self.run_dir = run_dir
+        fds = arena_fds(arena)
         self.table = RequestTable.create(TableShape(num_slots=4, max_tokens=256, page_size=16))
         self.router = Inbox(run_dir, f"router.{EPOCH}")
         self.cache = Inbox(run_dir, "cache")
@@ -56,7 +62,7 @@ class WorkerProcess:
             command = [sys.executable, "-P", "-m", "serve.ipc.child", "worker", "0", str(theirs.fileno())]
             self.process = subprocess.Popen(
                 command,
-                pass_fds=[theirs.fileno(), self.table.fd],
+                pass_fds=[theirs.fileno(), self.table.fd, *fds.values()],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -67,7 +73,7 @@ class WorkerProcess:
             "source": msgspec.to_builtins(source, enc_hook=str),
         }
         config = make_config(run_dir, **flags).model_dump_json().encode()
-        self.pipe.send(ChildStart(EPOCH, config, model, {"table": self.table.fd}))
+        self.pipe.send(ChildStart(EPOCH, config, model, {"table": self.table.fd, **fds}))
 
     def wait_for(self, kind: type[Message]) -> Message:
         """The first message of this kind over the pipe; Progress before it is skipped."""
@@ -118,8 +124,8 @@ def make_config(run_dir: Path, **flags: object) -> ResolvedConfig:
 def start(run_dir: Path) -> Iterator[type[WorkerProcess]]:
     started: list[WorkerProcess] = []
 
-    def make(**flags: object) -> WorkerProcess:
-        started.append(WorkerProcess(run_dir, **flags))
+    def make(**options: object) -> WorkerProcess:
+        started.append(WorkerProcess(run_dir, **options))  # type: ignore[arg-type]
         return started[-1]
 
     yield make  # type: ignore[misc]
@@ -131,7 +137,7 @@ def test_a_worker_from_start_to_stop(start: type[WorkerProcess]):
     worker = start()
     ready = worker.wait_for(ChildReady)
     assert isinstance(ready, ChildReady)
-    assert set(ready.info) == {"block_digests", "num_blocks", "num_pages", "memory", "phases"}
+    assert set(ready.info) == {"block_digests", "num_blocks", "num_pages", "memory", "phases", "copy_bytes_per_s"}
     assert ready.info["num_pages"]["full"] == -(-(2 * 129 + 4 * 256) // 16)
     check_texts(worker)
     check_jobs(worker)
@@ -175,6 +181,60 @@ def check_control(worker: WorkerProcess) -> None:
     assert client.call("memory")["resident"] > 1 << 20
     assert client.call("check") == []
     client.close()
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+def test_pages_go_to_the_host_tier_and_another_request_runs_on_them(start: type[WorkerProcess], is_sync: bool):
+    formats = object_formats(derive_layout(load_model_config(resolve_model(str(model_dir()))), 16, "float32"))
+    arena = HostArena.create(arena_shape(formats, 1 << 20))
+    headers = ArenaHeaders(arena, arena.begin_management())
+    worker = start(arena=arena, enable_cpu_cache=True, cpu_cache_sync=is_sync)
+    ready = worker.wait_for(ChildReady)
+    assert isinstance(ready, ChildReady)
+    assert set(ready.info["copy_bytes_per_s"]) == {"load", "store"}
+    prompt = random_prompt(40, 1)
+    generation = worker.table.fill(1, np.array(prompt, dtype=np.uint32), greedy(), bytes(32), [])
+    generations = [headers.assign([slot], bytes([slot]) * 32)[0] for slot in (6, 7)]
+    store, load = JobId(EPOCH, 1), JobId(EPOCH, 2)
+    worker.plans.send(StorePages(store, "full", [5, 3], [6, 7], generations, after_step=1))
+    worker.plans.send(StepPlan(EPOCH, 0, joins=[JoinRow(2, 1, generation, 40, 40, 0, {"full": [5, 3, 9]})]))
+    worker.plans.send(StepPlan(EPOCH, 1, chunks=[(2, 40)]))
+    done = JobAnswer(store, 0, JobResult.DONE)
+    messages = worker.answers(worker.router, 3)
+    assert [type(message) for message in messages] == [StepResult, StepResult, JobAnswer]
+    assert [messages[2], *worker.answers(worker.cache, 1)] == [done, done]
+    worker.plans.send(LoadPages(load, "full", [11, 12], [6, 7], generations, 0, 2))
+    done = JobAnswer(load, 0, JobResult.DONE)
+    assert [*worker.answers(worker.router, 1), *worker.answers(worker.cache, 1)] == [done, done]
+    worker.plans.send(StepPlan(EPOCH, 2, [2], [JoinRow(0, 1, generation, 40, 40, 32, {"full": [11, 12, 20]})]))
+    worker.plans.send(StepPlan(EPOCH, 3, chunks=[(0, 8)]))
+    for step in range(4, 8):
+        worker.plans.send(StepPlan(EPOCH, step))
+    results = worker.answers(worker.router, 6)
+    assert follows_greedily(prompt, [token for result in results for token in result.token_ids])
+    worker.plans.send(Resync(2))
+    assert worker.answers(worker.cache, 1) == [SlotsInUse(2, 0, [], [])]
+    client = ControlClient(worker.run_dir, "control-worker-0")
+    assert client.call("status")["jobs"]["done"] == 2
+    client.close()
+    worker.pipe.send(StopChild(0))
+    assert worker.process.wait(10) == 0
+    arena.close()
+
+
+def test_a_hung_copy_does_not_keep_the_process_from_stopping(start: type[WorkerProcess]):
+    formats = object_formats(derive_layout(load_model_config(resolve_model(str(model_dir()))), 16, "float32"))
+    arena = HostArena.create(arena_shape(formats, 1 << 20))
+    worker = start(arena=arena, enable_cpu_cache=True, fault_inject="host.copy_in:hang")
+    worker.wait_for(ChildReady)
+    worker.plans.send(LoadPages(JobId(EPOCH, 1), "full", [1], [1], [0], 0, 2))
+    worker.plans.send(StepPlan(EPOCH, 0))
+    assert isinstance(worker.answers(worker.router, 1)[0], StepResult), "steps go on"
+    worker.plans.send(Resync(2))
+    assert worker.answers(worker.cache, 1) == [SlotsInUse(2, 0, [JobId(EPOCH, 1)], [1])]
+    worker.pipe.send(StopChild(0))
+    assert worker.process.wait(10) == 0
+    arena.close()
 
 
 def test_a_plan_that_does_not_fit_ends_the_process(start: type[WorkerProcess]):

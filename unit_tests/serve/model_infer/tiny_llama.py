@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -29,11 +29,17 @@ EPOCH = 4
 
 
 @cache
+def _home() -> TemporaryDirectory[str]:
+    """Removed when the process ends."""
+    return TemporaryDirectory(prefix="vt-tiny-")
+
+
+@cache
 def model_dir() -> Path:
     """A llama of two layers, three kv heads and six query heads, saved once a process."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    path = Path(mkdtemp(prefix="varve-tiny-"))
+    path = Path(_home().name)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from serve.multi_level_cache.page_state import PageKey
+from serve.multi_level_cache.page_state import PageKey, TierTicket
 from serve.multi_level_cache.secondary_tier import (
     LoadRequest,
     SecondaryTier,
@@ -28,13 +28,15 @@ class FakeTier(SecondaryTier):
         self.results: list[TransferResult] = []
         self.evicted: list[PageKey] = []
         self.is_open = True
+        self.cancelled: set[TierTicket] = set()
 
     def finish(self, outcome: TransferOutcome = TransferOutcome.DONE) -> None:
         for store in self.stores:
-            if outcome is TransferOutcome.DONE:
+            is_cancelled = store.ticket in self.cancelled
+            if outcome is TransferOutcome.DONE and not is_cancelled:
                 data = b"".join(view.tobytes() for view in store.views)
                 self.objects[store.key] = data, store.checksums, store.root
-            self.results.append(TransferResult(store.ticket, outcome))
+            self.results.append(TransferResult(store.ticket, TransferOutcome.REFUSED if is_cancelled else outcome))
         for load in self.loads:
             self.results.append(self._load(load, outcome))
         self.stores, self.loads = [], []
@@ -80,6 +82,7 @@ class FakeTier(SecondaryTier):
             self.objects.pop(key, None)
 
     def evict_root(self, root: bytes | None) -> None:
+        self.cancelled |= {store.ticket for store in self.stores if root in (None, store.root)}
         self.objects = {key: value for key, value in self.objects.items() if root is not None and value[2] != root}
 
     def capacity(self) -> TierCapacity:

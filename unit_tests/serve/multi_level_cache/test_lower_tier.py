@@ -105,6 +105,8 @@ def test_an_acquire_promotes_first_and_answers_when_all_is_there(bench: Bench, t
     bench.manager.tick()
     reply = reply_of(bench)
     assert (reply.outcome, reply.promoted) == (AcquireOutcome.GRANTED, 3)
+    assert {page.durability for page in bench.host.directory.pages()} == {Durability.DURABLE}
+    assert tier.stores == [], "what came from the tier is not stored again"
     assert (bench.arena.payload[reply.slots[0][1]] == 2).all()
     assert bench.arena.checksum[reply.slots[1][0], 0] == 3
     assert (bench.arena.payload[reply.slots[1][2], : 10000 - 8192] == 3).all()

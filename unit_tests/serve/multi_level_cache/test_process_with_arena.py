@@ -38,6 +38,8 @@ from serve.ipc.messages import (
 from serve.ipc.pipe import MessagePipe
 from serve.ipc.request_table import RequestTable, TableShape
 from serve.launcher.arena import arena_fds, make_arena
+from serve.multi_level_cache.checksum import object_checksums, unit_seeds
+from serve.multi_level_cache.object_format import object_formats
 from serve.types import JobId, JobResult, SamplingParams
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +57,7 @@ class Model:
         return {"layout": msgspec.to_builtins(LAYOUT)}
 
 
-def config(run_dir: Path, cache_bytes: int = 4 << 20) -> ResolvedConfig:
+def config(run_dir: Path, cache_bytes: int = 4 << 20, disk: Path | None = None) -> ResolvedConfig:
     return ResolvedConfig(
         serve=ServeConfig(model="m", enable_cpu_cache=True),
         model_path=Path("m"),
@@ -70,14 +72,16 @@ def config(run_dir: Path, cache_bytes: int = 4 << 20) -> ResolvedConfig:
         page_size=16,
         num_slots=4,
         cpu_cache_bytes=cache_bytes,
+        disk_cache_bytes=1 << 24 if disk is not None else 0,
+        disk_cache_dir=disk,
     )
 
 
 class Server:
     """Launcher, router and worker 0 around the process."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.config = config(run_dir)
+    def __init__(self, run_dir: Path, disk: Path | None = None) -> None:
+        self.config = config(run_dir, disk=disk)
         self.run_dir = run_dir
         self.table = RequestTable.create(TableShape(4, 2048, 16))
         arena = make_arena(self.config, Model())  # type: ignore[arg-type]
@@ -89,7 +93,7 @@ class Server:
 
     def start(self) -> None:
         fds = {"table": self.table.fd, **arena_fds(self.arena)}
-        self.pipe, theirs = MessagePipe.pair(5)
+        self.pipe, theirs = MessagePipe.pair(60)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve.ipc.child", "cache", "0", str(theirs.fileno())],
@@ -99,17 +103,17 @@ class Server:
         model = Model().describe(self.config)
         self.pipe.send(ChildStart(1, self.config.model_dump_json().encode(), model, fds))
         assert self.pipe.receive() == [ChildReady("cache", 0, {})]
-        self.pipe.send(EngineUp(1, {}))
+        self.pipe.send(EngineUp(1, {"namespace": "ab" * 32}))
 
     def control(self, method: str) -> Any:
-        client = ControlClient(self.run_dir, "control-cache", timeout_s=20)
+        client = ControlClient(self.run_dir, "control-cache", timeout_s=60)
         try:
             return client.call(method)
         finally:
             client.close()
 
     def wait_until_backed(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.control("status")["backed_slots"] < self.arena.shape.num_slots:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -135,7 +139,7 @@ def server(run_dir: Path) -> Iterator[Server]:
 
 
 def receive(inbox: Inbox) -> Message:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if messages := inbox.receive(0.5):
             (message,) = messages
@@ -148,13 +152,13 @@ def test_pages_are_stored_loaded_and_lost_with_the_manager(server: Server) -> No
     prompt = np.zeros(70, np.uint32)
     generation = server.table.fill(2, prompt, SamplingParams(max_tokens=1), b"r" * 32, NAMES)
     store, load, running = JobId(1, 1), JobId(1, 2), JobId(1, 3)
-    claimed = server.ask(Claim(store, 2, generation, RANGE, 1, 10.0), ClaimReply)
+    claimed = server.ask(Claim(store, 2, generation, RANGE, 1, 60.0), ClaimReply)
     assert len(claimed.granted) == 4
     assert server.arena.name[claimed.granted[1][2][0]].tobytes() == NAMES[1]
     server.to_cache.send(Begin(store))
     server.to_cache.send(JobAnswer(store, 0, JobResult.DONE))
     assert server.ask(Probe(1, 2, generation, 4), ProbeReply).host == {"full": b"\x0f"}
-    granted = server.ask(Acquire(load, 2, generation, RANGE, 1, 10.0), AcquireReply)
+    granted = server.ask(Acquire(load, 2, generation, RANGE, 1, 60.0), AcquireReply)
     assert granted.slots == [[slots[0] for _, _, slots, _ in claimed.granted]]
     server.to_cache.send(Begin(load))
     server.to_cache.send(JobAnswer(load, 0, JobResult.DONE))
@@ -167,7 +171,7 @@ def test_pages_are_stored_loaded_and_lost_with_the_manager(server: Server) -> No
     resync = receive(server.worker)
     assert isinstance(resync, Resync)
     used = granted.slots[0]
-    claim = Claim(JobId(1, 4), 2, generation, RANGE, 1, 10.0)
+    claim = Claim(JobId(1, 4), 2, generation, RANGE, 1, 60.0)
     assert server.ask(claim, ClaimReply).num_refused == 4, "nothing before the workers have told"
     server.to_cache.send(SlotsInUse(resync.nonce, 0, [running], used))
     server.wait_until_backed()
@@ -179,11 +183,50 @@ def test_pages_are_stored_loaded_and_lost_with_the_manager(server: Server) -> No
     assert server.control("check") == []
 
 
+def test_a_killed_manager_serves_from_disk_what_it_had_stored(run_dir: Path, tmp_path: Path) -> None:
+    server = Server(run_dir, tmp_path / "cache")
+    try:
+        server.wait_until_backed()
+        generation = server.table.fill(2, np.zeros(70, np.uint32), SamplingParams(max_tokens=1), b"r" * 32, NAMES)
+        claimed = server.ask(Claim(JobId(1, 1), 2, generation, RANGE, 1, 60.0), ClaimReply)
+        (form,) = object_formats(LAYOUT)
+        contents = []
+        for _, page, slots, _ in claimed.granted:
+            data = server.arena.payload[slots[0], : form.object_bytes]
+            data[:] = np.random.default_rng(page).integers(0, 256, len(data), dtype=np.uint8)
+            contents.append(data.copy())
+            seeds = unit_seeds([NAMES[page]], form.group_index, form.unit_bytes)[0]
+            server.arena.checksum[slots[0], : len(seeds)] = object_checksums(data, form.unit_bytes, seeds)
+        server.to_cache.send(Begin(JobId(1, 1)))
+        server.to_cache.send(JobAnswer(JobId(1, 1), 0, JobResult.DONE))
+        deadline = time.monotonic() + 60
+        while server.control("statistics")["objects"]["durability"] != {"durable": 4}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        server.process.kill()
+        server.process.wait()
+        server.arena.payload[:] = 0
+        server.start()
+        resync = receive(server.worker)
+        assert isinstance(resync, Resync)
+        server.to_cache.send(SlotsInUse(resync.nonce, 0, [], []))
+        server.wait_until_backed()
+        probed = server.ask(Probe(1, 2, generation, 4), ProbeReply)
+        assert (probed.host, probed.disk) == ({"full": b"\0"}, {"full": b"\x0f"})
+        granted = server.ask(Acquire(JobId(1, 2), 2, generation, RANGE, 1, 60.0), AcquireReply)
+        assert granted.promoted == 4
+        for slot, data in zip(granted.slots[0], contents, strict=True):
+            assert (server.arena.payload[slot, : len(data)] == data).all()
+        assert server.control("check") == []
+    finally:
+        server.close()
+
+
 def test_a_claim_lapses_without_a_message(server: Server) -> None:
     server.wait_until_backed()
     generation = server.table.fill(2, np.zeros(70, np.uint32), SamplingParams(max_tokens=1), b"r" * 32, NAMES)
     assert server.ask(Claim(JobId(1, 1), 2, generation, RANGE, 1, 0.2), ClaimReply).granted
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while server.control("statistics")["slots"]["filling"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)

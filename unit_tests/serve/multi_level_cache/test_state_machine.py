@@ -10,8 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from serve.ipc.messages import AcquireReply, ClaimReply, LeaseLost, PageRange, SlotsInUse
 from serve.multi_level_cache.page_state import PageKey
 from serve.multi_level_cache.request_names import RequestNames
-from serve.types import AcquireOutcome, JobId, JobResult, PageContent
+from serve.multi_level_cache.secondary_tier import TransferOutcome
+from serve.types import AcquireOutcome, Durability, JobId, JobResult, PageContent
 from unit_tests.serve.multi_level_cache.builders import Bench, request
+from unit_tests.serve.multi_level_cache.fake_tier import FakeTier
 
 NUM_SLOTS = 24
 NUM_RANKS = 2
@@ -42,7 +44,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bench = Bench(NUM_SLOTS)
+        self.tier = self.make_tier()
+        self.bench = Bench(NUM_SLOTS, self.tier)
+        self.asked: dict[JobId, list[PageKey]] = {}  # acquires without a reply yet
         self.epoch = 1
         self.living: dict[JobId, Job] = {}
         self.published: set[PageKey] = set()  # ever published and not known to be dropped: an upper bound of READY
@@ -51,6 +55,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.lapsed: dict[JobId, Job] = {}
         self.stored: list[RequestNames] = []
         self.bench.manager.engine_up(1, NUM_RANKS)
+
+    def make_tier(self) -> FakeTier | None:
+        return None
 
     # --- the router ------------------------------------------------------------------------------------------------
 
@@ -93,7 +100,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert slot not in self.slots_written, "a slot was given away while a job writes into it"
         for other in self.living.values():
             assert not set(slots) & set(other.slots), "a slot was given away while a job holds it"
-        self.published -= set(keys)
+        if self.tier is None:
+            self.published -= set(keys)
         if keys:
             self.living[reply.job] = Job(reply.job, True, keys, slots)
 
@@ -125,11 +133,20 @@ class CacheMachine(RuleBasedStateMachine):
         ranges = [PageRange("full", 0, last + 1)] + ([PageRange("state", last, 1)] if state else [])
         job = self.bench.job(self.epoch)
         self.bench.acquire_later(names, *ranges, job=job, ranks=NUM_RANKS)
-        reply = self.bench.one_reply()
-        assert isinstance(reply, AcquireReply)
         keys = [PageKey(name, "full") for name in names.names] + (
             [PageKey(names.names[last], "state")] if state else []
         )
+        self.asked[job] = keys
+        self.read_replies()
+        assert self.tier is not None or not self.asked
+
+    def read_replies(self) -> None:
+        for reply in self.bench.post.take():
+            assert isinstance(reply, AcquireReply)
+            self._on_acquired(reply, self.asked.pop(reply.job))
+
+    def _on_acquired(self, reply: AcquireReply, keys: list[PageKey]) -> None:
+        job = reply.job
         if reply.outcome is AcquireOutcome.GRANTED:
             slots = [slot for each in reply.slots for slot in each]
             assert set(keys) <= self.published
@@ -211,8 +228,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
+        self.read_replies()
         before = {job for job in self.living if self.bench.host.leases.get(job) is not None}
         self.bench.advance(seconds)
+        self.read_replies()
         for job in before:
             if self.bench.host.leases.get(job) is None:
                 known = self.living.pop(job)
@@ -225,10 +244,11 @@ class CacheMachine(RuleBasedStateMachine):
         if dice:
             return  # rarely, so that histories grow long
         self.bench.manager.engine_down(self.epoch)
-        self.living, self.late, self.lapsed, self.slots_written = {}, {}, {}, {}
+        self.living, self.late, self.lapsed, self.slots_written, self.asked = {}, {}, {}, {}, {}
         self.epoch += 1
         self.bench.manager.engine_up(self.epoch, NUM_RANKS)
-        self.bench.assert_idle()
+        if self.tier is None:
+            self.bench.assert_idle()
 
     @rule(root=st.none() | st.integers(0, ROOTS - 1), dice=dice)
     def flush(self, root: int | None, dice: int) -> None:
@@ -238,7 +258,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.bench.manager.flush(names)
         if names is None:
             assert self.bench.host.directory.num_pages == 0
-            self.published.clear()
+            if self.tier is None:
+                self.published.clear()
         assert not any(node.root == names for node in self.bench.host.directory.nodes())
 
     @rule(dice=dice)
@@ -249,7 +270,9 @@ class CacheMachine(RuleBasedStateMachine):
         running = [
             known for known in [*self.living.values(), *self.late.values()] if known.begun or known.job in self.late
         ]
-        old, self.bench = self.bench, Bench(arena=self.bench.arena, clock=self.bench.clock)
+        if self.tier is not None:
+            self.tier.stores, self.tier.loads, self.tier.results = [], [], []
+        old, self.bench = self.bench, Bench(tier=self.tier, arena=self.bench.arena, clock=self.bench.clock)
         self.bench._counter = old._counter
         self.bench.manager.engine_up(self.epoch, NUM_RANKS)
         for rank in range(NUM_RANKS):
@@ -260,8 +283,9 @@ class CacheMachine(RuleBasedStateMachine):
             self.bench.manager.handle(
                 SlotsInUse(self.bench.manager.resync.nonce, rank, [known.job for known in mine], slots)
             )
-        self.published = set()
-        self.lapsed = {}
+        if self.tier is None:
+            self.published = set()
+        self.lapsed, self.asked = {}, {}
         self.late = {known.job: known for known in running}
         self.living = {}
         for known in running:
@@ -283,12 +307,15 @@ class CacheMachine(RuleBasedStateMachine):
                 assert page.key in self.published, "a page is readable although its store did not go well"
         for known in self.living.values():
             assert self.bench.host.leases.get(known.job) is not None
-        assert {lease.job for lease in self.bench.host.leases} <= set(self.living)
+        assert {lease.job for lease in self.bench.host.leases} <= {*self.living, *self.asked}
 
     @invariant()
     def limits_hold(self) -> None:
         host = self.bench.host
-        assert host.directory.slots_pinned < max(host.pool.num_backed / 2, 1)
+        assert host.directory.slots_pinned + host.budget.num_promoting < max(host.pool.num_backed / 2, 1)
+
+    def close_tier(self) -> None:
+        """Nothing is in flight in a lower tier any more."""
 
     def teardown(self) -> None:
         """When all jobs have ended, everything is free or READY."""
@@ -297,6 +324,9 @@ class CacheMachine(RuleBasedStateMachine):
                 self.bench.release(known.job)
             for rank in range(NUM_RANKS):
                 self.bench.answer(known.job, rank)
+        for job in self.asked:
+            self.bench.release(job)
+        self.close_tier()
         self.bench.assert_idle()
         self.bench.arena.close()
 
@@ -305,3 +335,57 @@ CacheMachine.TestCase.settings = settings(
     max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestCacheMachine = pytest.mark.timeout(240)(CacheMachine.TestCase)
+
+
+class TieredMachine(CacheMachine):
+    """The same over a lower tier, whose transfers end at random times in random ways."""
+
+    def make_tier(self) -> FakeTier:
+        return FakeTier()
+
+    @rule()
+    def tick(self) -> None:
+        self.bench.manager.tick()
+        self.read_replies()
+
+    @rule(outcome=st.sampled_from([TransferOutcome.DONE] * 4 + [TransferOutcome.FAILED, TransferOutcome.CORRUPT]))
+    def transfers_end(self, outcome: TransferOutcome) -> None:
+        assert self.tier is not None
+        self.tier.finish(outcome)
+        self.tick()
+
+    @rule(data=st.data())
+    def the_tier_evicts(self, data: st.DataObject) -> None:
+        assert self.tier is not None
+        if self.tier.objects:
+            key = data.draw(st.sampled_from(sorted(self.tier.objects)), label="evicted")
+            del self.tier.objects[key]
+            self.tier.evicted.append(key)
+
+    @rule(data=st.data(), state=st.booleans())
+    def acquire_what_only_the_tier_has(self, data: st.DataObject, state: bool) -> None:
+        for _ in range(4):
+            self.transfers_end(TransferOutcome.DONE)
+        for room in range(NUM_SLOTS, 0, -1):
+            if self.bench.host.directory.make_room(room):
+                break
+        self.acquire_what_was_stored(data, state)
+
+    @invariant()
+    def durable_pages_are_in_the_tier(self) -> None:
+        assert self.tier is not None
+        gone = {*self.tier.evicted}
+        for page in self.bench.host.directory.pages():
+            if page.durability is Durability.DURABLE and page.doomed is None:
+                assert page.key in self.tier.objects or page.key in gone
+
+    def close_tier(self) -> None:
+        assert self.tier is not None
+        for _ in range(NUM_SLOTS * 2):
+            self.tier.finish()
+            self.bench.manager.tick()
+            self.bench.post.take()
+
+
+TieredMachine.TestCase.settings = settings(CacheMachine.TestCase.settings, max_examples=300)
+TestTieredMachine = pytest.mark.timeout(240)(TieredMachine.TestCase)

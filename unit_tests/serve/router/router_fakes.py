@@ -18,7 +18,7 @@ from serve.ipc.messages import (
     StepResult,
     SubmitRequest,
 )
-from serve.ipc.request_table import RequestTable, TableShape
+from serve.ipc.request_table import RequestTable, TableShape, slots_of_server
 from serve.router.cache_client import CacheClient, ProbePolicy
 from serve.router.cost_model import CostPrior
 from serve.router.prefix_index import GroupSpec
@@ -30,6 +30,7 @@ PAGE = 16
 VOCAB = 61
 EOS = 7
 EPOCH = 3
+PAGE_BYTES = 4096
 HASHER = PageHasher(b"k" * 32, b"test", PAGE)
 
 
@@ -182,11 +183,12 @@ class Harness:
             "request_timeout_s": 3600.0,
             "step_timeout_s": 300.0,
             "eos_token_ids": frozenset({EOS}),
+            "num_servers": 2,
             **settings,
         }
         self.settings = RouterSettings(**values)
         self.clock = FakeClock()
-        self.table = RequestTable.create(TableShape(32, 512, PAGE))
+        self.table = RequestTable.create(TableShape(64, 512, PAGE))
         self.groups = groups
         self.workers = [FakeWorker(rank, self.table, groups) for rank in range(num_ranks)]
         self.clients: dict[tuple[int, int], Client] = {}
@@ -216,7 +218,7 @@ class Harness:
         specs = tuple(GroupSpec(group) for group in self.groups)
         prior = CostPrior(prefill_tokens_per_s=1000.0, decode_step_s=0.01)
         pages = dict.fromkeys(self.groups, self.num_pages)
-        self.router.engine_up(EngineFacts(specs, pages, HASHER, prior))
+        self.router.engine_up(EngineFacts(specs, pages, HASHER, prior, dict.fromkeys(self.groups, PAGE_BYTES)))
 
     # --- Mail ---
 
@@ -250,7 +252,8 @@ class Harness:
     def fill(self, prompt: list[int], server: int = 0, **sampling) -> Client:
         """A filled slot that is not submitted."""
         params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
-        slot = next(slot for slot in range(self.table.shape.num_slots) if self.table.is_free(slot))
+        slots = slots_of_server(self.table.num_slots, server, self.settings.num_servers)
+        slot = next(slot for slot in slots if self.table.is_free(slot))
         root = HASHER.root(None, None)
         tokens = np.array(prompt, np.uint32)
         generation = self.table.fill(slot, tokens, params, root, HASHER.chain(root, tokens))

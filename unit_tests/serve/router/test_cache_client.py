@@ -1,6 +1,6 @@
 """A question to the cache manager costs at most its deadline."""
 
-from serve.ipc.messages import CacheDown, CacheUp, ProbeReply
+from serve.ipc.messages import CacheDown, CacheUp, PageRange, Probe, ProbeReply, Release
 from serve.router.cache_client import CacheClient, ProbePolicy
 from serve.types import RequestStatus
 from unit_tests.serve.router.router_fakes import Harness, prompt_of
@@ -63,14 +63,19 @@ def test_no_manager_no_pages_or_a_full_mailbox_are_misses_at_once():
     assert len(client) == 0
 
 
-def test_a_request_waits_for_the_answer_and_then_runs():
+def test_a_request_waits_for_each_answer_until_its_deadline_and_then_runs():
     harness = Harness().with_cache()
     client = harness.submit(prompt_of(40))
     request = harness.router.requests[client.slot]
     assert request.status is RequestStatus.LOOKING_UP
     assert not harness.plans
     harness.router.turn([ProbeReply(harness.probes[0].probe_id, {"full": b"\x03"}, {})])
-    assert request.found is not None
+    assert request.status is RequestStatus.LOADING
+    acquire = harness.probes[1]
+    assert acquire.ranges == [PageRange("full", 0, 2)]
+    harness.clock.advance(harness.router.next_deadline() - harness.clock.now)
+    harness.router.turn([])
+    assert harness.probes[2] == Release(acquire.job)
     harness.run()
     harness.check_tokens(client)
     harness.check_idle()
@@ -112,7 +117,7 @@ def test_the_managers_death_is_a_miss_for_all_and_silence_until_the_next():
     assert len(harness.probes) == 1
     harness.router.turn([CacheUp(1)])
     harness.submit(prompt_of(40, 2))
-    assert len(harness.probes) == 2
+    assert isinstance(harness.probes[1], Probe)
 
 
 def test_prompt_logprobs_skip_the_lookup():

@@ -145,14 +145,14 @@ def test_a_job_keeps_its_pages_until_every_rank_has_answered():
     assert ledger.check_integrity() == []
 
 
-def test_flush_drops_what_is_idle_and_tells_what_stays():
+def test_flush_empties_the_index_and_tells_what_is_still_in_use():
     ledger = make_ledger()
     ledger.release(store(ledger, "ab"))
     store(ledger, "xyz")
     report = ledger.flush()
     assert (report.num_dropped, report.num_referenced) == (2, 3)
     assert cached(ledger, "ab") == 0
-    assert cached(ledger, "xyz") == 3
+    assert cached(ledger, "xyz") == 0
     assert ledger.check_integrity() == []
 
 
@@ -179,8 +179,49 @@ def test_broken_contracts_raise():
         ledger.release(holding)
     with pytest.raises(LedgerError):
         ledger.publish("full", page, b"z")
+    ledger.forget("full", page)
     with pytest.raises(LedgerError):
         ledger.begin_job(JobId(1, 2), "full", [page], 1)
+
+
+def test_a_job_keeps_an_idle_page_from_eviction():
+    ledger = make_ledger()
+    holding = store(ledger, "a")
+    page = holding.pages["full"][0]
+    ledger.release(holding)
+    ledger.begin_job(JobId(1, 1), "full", [page], 2)
+    other = ledger.acquire(ledger.match([], 1))
+    ledger.extend(other, "full", ledger.room()["full"])
+    assert page not in other.pages["full"]
+    ledger.release(other)
+    ledger.end_job(JobId(1, 1), 0, JobResult.DONE)
+    assert ledger.groups["full"].refs(page) == 1
+    ledger.end_job(JobId(1, 1), 1, JobResult.FAILED)
+    assert ledger.groups["full"].refs(page) == 0
+    assert ledger.check_integrity() == []
+
+
+def test_assemble_mixes_indexed_and_fresh_pages_in_order():
+    ledger = make_ledger()
+    stored = store(ledger, "abc")
+    kept = dict(stored.pages)
+    ledger.release(stored)
+    ledger.forget("full", kept["full"][1])
+    holding, fresh = ledger.assemble(names_of("abc"))
+    assert fresh["full"] == [1]
+    assert [holding.pages["full"][place] for place in (0, 2)] == [kept["full"][place] for place in (0, 2)]
+    ledger.release(holding)
+    assert ledger.check_integrity() == []
+
+
+def test_assemble_takes_nothing_when_there_is_no_room():
+    ledger = make_ledger()
+    room = ledger.room()["full"]
+    holding = ledger.acquire(ledger.match([], 1))
+    ledger.extend(holding, "full", room - 1)
+    assert ledger.assemble(names_of("ab")) is None
+    assert ledger.room()["full"] == 1
+    assert ledger.check_integrity() == []
 
 
 def test_a_lost_reference_is_reported():

@@ -87,8 +87,8 @@ def test_a_stop_string_frees_everything(reach: Callable[[], tuple[Harness, Clien
 def test_a_deadline_frees_everything(reach: Callable[[], tuple[Harness, Client]]):
     harness, client = reach()
     harness.clock.advance(harness.settings.step_timeout_s - 1.0)
-    harness.router._deadlines.clear()
-    harness.router._deadlines.append((harness.clock.now, harness.router.requests[client.slot].key))
+    harness.router.intake.deadlines.clear()
+    harness.router.intake.deadlines.append((harness.clock.now, harness.router.requests[client.slot].key))
     harness.router.turn([])
     assert client.last.error_code == 504
     harness.run()

@@ -30,7 +30,7 @@ def test_one_batch_a_server_and_releases_after_outputs():
 def test_only_the_first_output_tells_what_was_cached():
     outputs = Outputs()
     request = make_request()
-    request.count_cached(32)
+    request.count_cached([32, 0, 0])
     assert outputs.add(request, [1]).cached_tokens == [32, 0, 0]
     assert outputs.add(request, [2]).cached_tokens is None
 

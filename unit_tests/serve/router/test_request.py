@@ -62,6 +62,6 @@ def test_a_move_stamps_the_time():
 
 def test_cached_tokens_are_those_of_the_first_admission():
     request = make_request()
-    request.count_cached(32)
-    request.count_cached(64)
+    request.count_cached([32, 0, 0])
+    request.count_cached([0, 64, 0])
     assert request.cached_tokens == [32, 0, 0]

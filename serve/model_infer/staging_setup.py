@@ -1,0 +1,87 @@
+"""Builds the staging engine's parts for a rank, and measures what copies cost."""
+
+from collections.abc import Mapping
+
+import torch
+
+from models.state_layout import StateLayout
+from serve.ipc.child import ChildContext, StartError
+from serve.ipc.shm_segment import SegmentError
+from serve.model_infer.copy_engine import Bytes, CopyEngine, CpuCopyEngine, OneCore
+from serve.model_infer.host_pages import RankPages
+from serve.model_infer.page_mover import PageLoader, PageMover, PageStorer
+from serve.model_infer.staging import StagingParts
+from serve.model_infer.transfer import Direction
+from serve.multi_level_cache.fault_injector import FaultInjector, parse_faults
+from serve.multi_level_cache.host_arena import HostArena
+from serve.multi_level_cache.object_format import object_formats
+
+# Temporaries of the checksum on CUDA: three of 16 MiB at a time on each of two streams.
+_CUDA_WORKSPACE_BYTES = 96 << 20
+
+
+def workspace_bytes(context: ChildContext, device: torch.device) -> int:
+    """Device memory that staging needs beside the pools. A CPU copies between the pool and the arena directly."""
+    return _CUDA_WORKSPACE_BYTES if "arena" in context.fds and device.type == "cuda" else 0
+
+
+def build_staging(
+    context: ChildContext, layout: StateLayout, pools: Mapping[str, torch.Tensor], tp: int, rank: int
+) -> StagingParts | None:
+    """None when the server has no host tier. Raises StartError."""
+    if "arena" not in context.fds:
+        return None
+    try:
+        arena = HostArena.attach(context.fds["arena"], context.fds["arena_header"])
+    except SegmentError as error:
+        raise StartError(str(error)) from error
+    serve = context.config.serve
+    rules = parse_faults(serve.fault_inject)
+    injector = FaultInjector(rules, seed=rank) if rules else None
+    groups = rank_pages(layout, pools, arena.shape.slot_bytes, tp, rank)
+    return make_parts(arena, groups, injector, serve.cpu_cache_sync)
+
+
+def rank_pages(
+    layout: StateLayout, pools: Mapping[str, torch.Tensor], slot_bytes: int, tp: int, rank: int
+) -> dict[str, RankPages]:
+    """The pages of every group that has bytes."""
+    formats = {form.group: form for form in object_formats(layout)}
+    return {
+        group.name: RankPages.build(group, formats[group.name], pools[group.name], slot_bytes, tp, rank)
+        for group in layout.groups
+        if group.name in formats
+    }
+
+
+def make_parts(
+    arena: HostArena,
+    groups: dict[str, RankPages],
+    injector: FaultInjector | None = None,
+    is_sync: bool = False,
+) -> StagingParts:
+    """Parts with the copy engines that fit the pools' device."""
+    device = next(iter(groups.values())).pool.device
+    return StagingParts(arena, groups, make_movers(arena, device, injector), injector, is_sync)
+
+
+def make_movers(
+    arena: HostArena, device: torch.device, injector: FaultInjector | None = None
+) -> dict[Direction, PageMover]:
+    """One a direction, with an engine of its own each."""
+    load_engine, store_engine = make_engines(device, arena.payload)
+    return {
+        Direction.LOAD: PageLoader(arena, load_engine, injector),
+        Direction.STORE: PageStorer(arena, store_engine, injector),
+    }
+
+
+def make_engines(device: torch.device, host: Bytes) -> tuple[CopyEngine, CopyEngine]:
+    """For loads and for stores."""
+    if device.type == "cuda":
+        from serve.model_infer.cuda_copy_engine import CudaCopyEngine, LockedSlots
+
+        locked = LockedSlots(host)
+        return CudaCopyEngine(device, locked), CudaCopyEngine(device, locked)
+    core = OneCore()
+    return CpuCopyEngine(core, is_urgent=True), CpuCopyEngine(core, is_urgent=False)

@@ -1,0 +1,129 @@
+"""One job on one rank: which pages go where, in batches, and what became of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from serve.ipc.messages import LoadPages, StorePages
+from serve.model_infer.copy_engine import Fence, PageRun
+from serve.model_infer.host_pages import RankPages, Share
+from serve.multi_level_cache.host_arena import HostArena
+from serve.types import JobId, JobResult
+
+
+class Direction(Enum):
+    """LOAD: host to device. STORE: device to host."""
+
+    LOAD = "load"
+    STORE = "store"
+
+
+class BadJobError(Exception):
+    """A job message that contradicts itself or this rank's memory; one line."""
+
+
+@dataclass(frozen=True)
+class PageObject:
+    """One page to move: its device page, host slots in the order of its bytes, and their generations."""
+
+    page: int
+    slots: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job came to on this rank. num_bytes: copied; seconds: from its start on the stream to its end."""
+
+    result: JobResult
+    detail: str = ""
+    bad_slots: tuple[int, ...] = ()
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A job. The main thread makes it and may set `is_cancelled`; the stream's thread looks at that between batches.
+
+    fence: compute that must have ended before the copies begin; set before the transfer goes to its stream.
+    """
+
+    job: JobId
+    direction: Direction
+    pages: RankPages
+    objects: list[PageObject]
+    after_step: int | None = None
+    fence: Fence = None
+    is_cancelled: bool = field(default=False)
+
+    @property
+    def share(self) -> Share:
+        """The part of each object that moves."""
+        return self.pages.loads if self.direction is Direction.LOAD else self.pages.stores
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that this rank copies."""
+        return self.share.num_bytes * len(self.objects)
+
+    @property
+    def slots(self) -> list[int]:
+        """All host slots of the job."""
+        return [slot for each in self.objects for slot in each.slots]
+
+    def batches(self, num_bytes: int) -> Iterator[list[PageObject]]:
+        """The objects in order, as many at a time as `num_bytes` holds, at least one."""
+        size = max(1, num_bytes // max(1, self.share.num_bytes))
+        for start in range(0, len(self.objects), size):
+            yield self.objects[start : start + size]
+
+
+def make_transfer(message: LoadPages | StorePages, groups: dict[str, RankPages], arena: HostArena) -> Transfer:
+    """The job of a message. Raises BadJobError."""
+    pages = groups.get(message.group)
+    if pages is None:
+        raise BadJobError(f"no state group {message.group!r}")
+    wanted = len(message.pages) * pages.slots_per_object
+    if not len(message.slots) == len(message.generations) == wanted:
+        raise BadJobError(
+            f"{len(message.pages)} pages take {wanted} slots, not {len(message.slots)} "
+            f"with {len(message.generations)} generations"
+        )
+    if not _are_below(message.pages, pages.pool.shape[0]) or not _are_below(message.slots, arena.shape.num_slots):
+        raise BadJobError("a page or a slot does not exist")
+    objects = _objects(message, pages.slots_per_object)
+    if isinstance(message, StorePages):
+        return Transfer(message.job, Direction.STORE, pages, objects, message.after_step)
+    if message.first_layer != 0 or message.last_layer < pages.num_layers:
+        raise BadJobError(f"layers [{message.first_layer}, {message.last_layer}) only: a job moves whole pages")
+    return Transfer(message.job, Direction.LOAD, pages, objects)
+
+
+def _are_below(numbers: Sequence[int], limit: int) -> bool:
+    return not numbers or (min(numbers) >= 0 and max(numbers) < limit)
+
+
+def _objects(message: LoadPages | StorePages, step: int) -> list[PageObject]:
+    return [
+        PageObject(
+            page,
+            tuple(message.slots[index * step : (index + 1) * step]),
+            tuple(message.generations[index * step : (index + 1) * step]),
+        )
+        for index, page in enumerate(message.pages)
+    ]
+
+
+def page_runs(objects: Sequence[PageObject]) -> Iterator[tuple[int, PageRun]]:
+    """The objects in order, those together that follow each other on both sides: (index of the first, run)."""
+    start = 0
+    for index in range(1, len(objects) + 1):
+        if index == len(objects) or not _follows(objects[index - 1], objects[index]):
+            yield start, PageRun(objects[start].page, objects[start].slots, index - start)
+            start = index
+
+
+def _follows(first: PageObject, second: PageObject) -> bool:
+    step = len(first.slots)
+    return second.page == first.page + 1 and second.slots == tuple(slot + step for slot in first.slots)

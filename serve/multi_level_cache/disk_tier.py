@@ -1,0 +1,396 @@
+"""The disk tier: objects in segment files, an index in SQLite, hits after a restart.
+
+Threads: the manager's calls all methods and owns all state; I/O threads move bytes; the committer syncs and changes the
+index. Order of a store: write, sync, row, findable. Order of an eviction: not findable, row gone, slot free.
+"""
+
+import logging
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serve.ipc.wakeup import Wakeup
+from serve.multi_level_cache.checksum import object_checksums, unit_seeds
+from serve.multi_level_cache.disk_committer import (
+    Command,
+    CommitLastUse,
+    CommitRemoval,
+    CommitSegmentRemoval,
+    CommitStore,
+    Committed,
+    DiskCommitter,
+)
+from serve.multi_level_cache.disk_directory import DirectoryLock
+from serve.multi_level_cache.disk_index import DiskIndex
+from serve.multi_level_cache.disk_io import IoPool, SegmentFile, aligned
+from serve.multi_level_cache.disk_room import DiskOptions, DiskRoom
+from serve.multi_level_cache.disk_space import DiskObject
+from serve.multi_level_cache.object_format import ObjectFormat
+from serve.multi_level_cache.page_state import PageKey, TierTicket
+from serve.multi_level_cache.secondary_tier import (
+    Bytes,
+    Checksums,
+    LoadRequest,
+    SecondaryTier,
+    StoreRequest,
+    TierCapacity,
+    TransferOutcome,
+    TransferResult,
+)
+from serve.multi_level_cache.statistics import TRANSFER_BOUNDS_S, AgeHistogram
+
+PAUSE_AFTER_ERROR_S = 60.0
+LAST_USE_PERIOD_S = 60.0
+MAX_HUNG = 2
+_LOAD, _STORE = 0, 1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """An I/O thread has ended a transfer."""
+
+    ticket: TierTicket
+    target: DiskObject
+    outcome: TransferOutcome
+    is_load: bool
+    error: str = ""
+
+
+class DiskTier(SecondaryTier):
+    """One directory. Serves nothing until `serve_namespace`."""
+
+    name = "disk"
+
+    def __init__(
+        self, options: DiskOptions, formats: Sequence[ObjectFormat], clock: Callable[[], float] = time.time
+    ) -> None:
+        """Locks and reads the directory, and shrinks it to its quota. Raises DiskDirectoryError, OSError."""
+        self._options = options
+        self._formats = {form.group: form for form in formats}
+        self._clock = clock
+        self._lock = DirectoryLock(options.directory)
+        self._index = DiskIndex(options.directory)
+        self._room = DiskRoom(options, self._submit, self._on_evicted)
+        self._space = self._room.space
+        self._committer: DiskCommitter | None = None
+        self._pending: dict[PageKey, DiskObject] = {}  # stores in progress
+        self._used: set[DiskObject] = set()
+        self._events: queue.SimpleQueue[_Moved | Committed] = queue.SimpleQueue()
+        self._results: list[TransferResult] = []
+        self._evicted: list[PageKey] = []
+        self._wakeup = Wakeup()
+        self._counts: Counter[str] = Counter()
+        self._begun: dict[TierTicket, float] = {}
+        self._eviction_ages = AgeHistogram()
+        self._times = {_LOAD: AgeHistogram(TRANSFER_BOUNDS_S), _STORE: AgeHistogram(TRANSFER_BOUNDS_S)}
+        self._bytes = {_LOAD: 0, _STORE: 0}
+        self._paused_until = 0.0
+        self._warned_at = float("-inf")
+        self._flushed_at = clock()
+        self._off_reason: str | None = None
+        self._is_closed = False
+        self._pool = IoPool(options.num_threads, max(form.object_bytes for form in formats))
+
+    def serve_namespace(self, namespace: bytes) -> None:
+        """Serve objects of this namespace from now on; all others are foreign. Blocks while the index is read.
+
+        Later calls change nothing: names carry their namespace, so pages of an earlier one just age.
+        """
+        if self._committer is not None:
+            return
+        self._room.load(self._index, namespace, self._formats)
+        self._committer = DiskCommitter(self._index, self._tell)
+
+    # --- questions -------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_serving(self) -> bool:
+        return self._committer is not None and self._off_reason is None
+
+    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        return [self._is_serving and self._space.find(key) is not None for key in keys]
+
+    def touch(self, keys: Sequence[PageKey]) -> None:
+        self._used.update(self._space.touch(keys, self._clock()))
+
+    def can_accept(self, num_bytes: int) -> bool:
+        if not self._is_serving or self._clock() < self._paused_until:
+            return False
+        slot_bytes = aligned(num_bytes)
+        try:
+            self._room.make_room(slot_bytes)
+        except OSError as error:
+            self._on_error(f"a segment cannot be made: {error}")
+        return self._space.num_free(slot_bytes) > 0
+
+    def capacity(self) -> TierCapacity:
+        return TierCapacity(self._options.quota_bytes, self._room.total_bytes, len(self._space), self._off_reason)
+
+    def statistics(self) -> dict[str, Any]:
+        counts = {name: int(count) for name, count in self._counts.items()}
+        segments = {"segments": len(self._room.files), "foreign_segments": len(self._room.foreign)}
+        return {
+            **counts,
+            **vars(self.capacity()),
+            **segments,
+            "objects_bytes": self._space.num_bytes,
+            "leaving": self.num_leaving(),
+            "queued": self._pool.num_queued,
+            "in_flight": len(self._begun),
+            "is_paused": self._clock() < self._paused_until,
+            "bytes_loaded": self._bytes[_LOAD],
+            "bytes_stored": self._bytes[_STORE],
+            "load_times": self._times[_LOAD].as_data(),
+            "store_times": self._times[_STORE].as_data(),
+            "eviction_ages": self._eviction_ages.as_data(),
+        }
+
+    def fileno(self) -> int:
+        return self._wakeup.fileno()
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the slots in memory."""
+        return self._space.check_integrity()
+
+    def num_leaving(self) -> int:
+        return self._room.num_leaving + sum(each.is_cancelled for each in self._pending.values())
+
+    # --- stores ----------------------------------------------------------------------------------------------------
+
+    def submit_store(self, request: StoreRequest) -> None:
+        if self._space.find(request.key) is not None:
+            self._finish(request.ticket, TransferOutcome.DONE)
+            return
+        slot_bytes = aligned(request.form.object_bytes)
+        place = self._space.take(slot_bytes) if self._is_serving and request.key not in self._pending else None
+        if place is None:
+            self._counts["stores_refused"] += 1
+            self._finish(request.ticket, TransferOutcome.REFUSED)
+            return
+        target = DiskObject(request.key, request.root, *place, request.checksums, self._clock())
+        self._pending[request.key] = target
+        self._begun[request.ticket] = time.monotonic()
+        file = self._room.files[target.segment]
+        self._pool.submit(
+            _STORE,
+            lambda buffer: self._write(request, target, file, buffer[:slot_bytes]),
+            lambda: self._tell(_Moved(request.ticket, target, TransferOutcome.REFUSED, is_load=False)),
+        )
+
+    def _write(self, request: StoreRequest, target: DiskObject, file: SegmentFile, buffer: Bytes) -> None:
+        """On an I/O thread: check, write, and hand over to the committer."""
+        np.concatenate(request.views, out=buffer[: request.form.object_bytes])
+        buffer[request.form.object_bytes :] = 0
+        try:
+            if not _matches(request.form, request.key, buffer, request.checksums):
+                self._tell(_Moved(request.ticket, target, TransferOutcome.CORRUPT, is_load=False))
+                return
+            file.write(buffer, target.slot * len(buffer))
+        except OSError as error:
+            self._tell(_Moved(request.ticket, target, TransferOutcome.FAILED, is_load=False, error=str(error)))
+            return
+        self._submit(CommitStore(request.ticket, target, file))
+
+    # --- loads -----------------------------------------------------------------------------------------------------
+
+    def submit_load(self, request: LoadRequest) -> None:
+        target = self._space.find(request.key) if self._is_serving else None
+        if target is None:
+            self._finish(request.ticket, TransferOutcome.MISSING)
+            return
+        self.touch([request.key])
+        target.num_readers += 1
+        self._begun[request.ticket] = time.monotonic()
+        file, slot_bytes = self._room.files[target.segment], self._space.segments[target.segment].row.slot_bytes
+        self._pool.submit(
+            _LOAD,
+            lambda buffer: self._read(request, target, file, buffer[:slot_bytes]),
+            lambda: self._tell(_Moved(request.ticket, target, TransferOutcome.REFUSED, is_load=True)),
+        )
+
+    def _read(self, request: LoadRequest, target: DiskObject, file: SegmentFile, buffer: Bytes) -> None:
+        """On an I/O thread: read, check, copy into the views."""
+        try:
+            file.read(buffer, target.slot * len(buffer))
+        except OSError as error:
+            self._tell(_Moved(request.ticket, target, TransferOutcome.FAILED, is_load=True, error=str(error)))
+            return
+        outcome = TransferOutcome.CORRUPT
+        if _matches(request.form, request.key, buffer, target.checksums):
+            outcome, start = TransferOutcome.DONE, 0
+            for view in request.views:
+                view[:] = buffer[start : start + len(view)]
+                start += len(view)
+        self._tell(_Moved(request.ticket, target, outcome, is_load=True))
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: _Moved | Committed) -> None:
+        """From any thread to the manager's."""
+        self._events.put(event)
+        self._wakeup.set()
+
+    def poll_finished(self) -> list[TransferResult]:
+        self._wakeup.clear()
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(event, Committed):
+                self._on_committed(event)
+            elif event.is_load:
+                self._on_read(event)
+            else:
+                self._on_not_written(event)
+        results, self._results = self._results, []
+        return results
+
+    def poll_evicted(self) -> list[PageKey]:
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def _on_read(self, event: _Moved) -> None:
+        target = event.target
+        target.num_readers -= 1
+        self._counts[f"loads_{event.outcome.value}"] += 1
+        if event.outcome is TransferOutcome.FAILED:
+            self._on_error(f"a read failed: {event.error}")
+        is_bad = event.outcome in (TransferOutcome.FAILED, TransferOutcome.CORRUPT)
+        if is_bad and self._space.find(target.key) is target:
+            self._room.remove([target])
+            self._evicted.append(target.key)
+        elif target.is_cancelled and not target.num_readers:
+            self._room.delete_rows([target])
+        self._measure(_LOAD, event.ticket, target, event.outcome is TransferOutcome.DONE)
+        self._finish(event.ticket, event.outcome, target.checksums)
+
+    def _on_not_written(self, event: _Moved) -> None:
+        target = event.target
+        del self._pending[target.key]
+        self._space.give_back([(target.segment, target.slot)])
+        self._counts[f"stores_{event.outcome.value}"] += 1
+        self._measure(_STORE, event.ticket, target, is_done=False)
+        if event.outcome is TransferOutcome.FAILED:
+            self._on_error(f"a write failed: {event.error}")
+        self._finish(event.ticket, event.outcome)
+
+    def _on_committed(self, event: Committed) -> None:
+        command = event.command
+        if event.error is not None:
+            self._on_error(f"the index could not be changed: {event.error}")
+        if isinstance(command, CommitStore):
+            self._on_stored(command, event.error is None)
+        elif isinstance(command, CommitRemoval):
+            self._room.rows_are_gone(command.slots, event.error is None)
+        elif isinstance(command, CommitSegmentRemoval):
+            self._room.segment_is_gone(command.file)
+
+    def _on_stored(self, command: CommitStore, is_done: bool) -> None:
+        target = command.target
+        del self._pending[target.key]
+        self._counts["stores_done" if is_done else "stores_failed"] += 1
+        self._measure(_STORE, command.ticket, target, is_done)
+        if not is_done:
+            self._space.give_back([(target.segment, target.slot)])
+        elif target.is_cancelled:
+            self._room.delete_rows([target])
+        else:
+            self._space.publish(target)
+            self._finish(command.ticket, TransferOutcome.DONE)
+            return
+        self._finish(command.ticket, TransferOutcome.REFUSED if is_done else TransferOutcome.FAILED)
+
+    def _measure(self, direction: int, ticket: TierTicket, target: DiskObject, is_done: bool) -> None:
+        """A transfer has ended, the wait for a thread included; only those that are done count as times."""
+        began = self._begun.pop(ticket, None)
+        if is_done and began is not None:
+            self._times[direction].observe(time.monotonic() - began)
+            self._bytes[direction] += self._formats[target.key.group].object_bytes
+
+    def _finish(self, ticket: TierTicket, outcome: TransferOutcome, checksums: Checksums | None = None) -> None:
+        if checksums is None or outcome is not TransferOutcome.DONE:
+            self._results.append(TransferResult(ticket, outcome))
+        else:
+            self._results.append(TransferResult(ticket, outcome, checksums))
+        self._wakeup.set()
+
+    def _submit(self, command: Command) -> None:
+        if self._committer is None:
+            raise RuntimeError("no namespace is served")
+        self._committer.submit(command)
+
+    def _on_evicted(self, target: DiskObject) -> None:
+        """The room needs this object's place."""
+        self._evicted.append(target.key)
+        self._counts["evicted"] += 1
+        self._eviction_ages.observe(max(0.0, self._clock() - target.last_use))
+
+    # --- eviction --------------------------------------------------------------------------------------------------
+
+    def evict(self, keys: Sequence[PageKey]) -> None:
+        self._evict(lambda each: each.key in set(keys))
+
+    def evict_root(self, root: bytes | None) -> None:
+        self._evict(lambda each: root is None or each.root == root)
+
+    def _evict(self, is_wanted: Callable[[DiskObject], bool]) -> None:
+        self._room.remove([each for each in self._space if is_wanted(each)])
+        for each in self._pending.values():
+            each.is_cancelled |= is_wanted(each)
+
+    # --- trouble and housekeeping ----------------------------------------------------------------------------------
+
+    def _on_error(self, line: str) -> None:
+        """Stop admission for a while; one line a minute."""
+        self._counts["errors"] += 1
+        now = self._clock()
+        self._paused_until = now + PAUSE_AFTER_ERROR_S
+        if now - self._warned_at >= PAUSE_AFTER_ERROR_S:
+            self._warned_at = now
+            logger.warning("disk cache: %s; nothing is stored for %d s", line, PAUSE_AFTER_ERROR_S)
+
+    def tick(self) -> None:
+        hung = self._pool.num_hung(self._options.hang_s)
+        if hung >= MAX_HUNG and self._off_reason is None:
+            self._off_reason = f"{hung} reads or writes hang"
+            logger.error("disk cache: off, because %s", self._off_reason)
+        if self._off_reason is not None:
+            self._pool.refuse_queued()
+        if self._clock() - self._flushed_at >= LAST_USE_PERIOD_S:
+            self._flush_last_use()
+
+    def _flush_last_use(self) -> None:
+        self._flushed_at = self._clock()
+        uses = [(each.last_use, each.segment, each.slot) for each in self._used if not each.is_cancelled]
+        self._used.clear()
+        if uses and self._committer is not None:
+            self._submit(CommitLastUse(uses))
+
+    def close(self, timeout_s: float) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._flush_last_use()
+        deadline = time.monotonic() + timeout_s
+        is_idle = self._pool.close(timeout_s)
+        if self._committer is not None:
+            is_idle &= self._committer.close(max(0.0, deadline - time.monotonic()))
+        else:
+            self._index.close()
+        if is_idle:  # otherwise a thread still uses the files; the end of the process closes them
+            self._room.close()
+        self._lock.release()
+
+
+def _matches(form: ObjectFormat, key: PageKey, data: Bytes, checksums: Checksums) -> bool:
+    """Are these the bytes that the checksums were made of, for this page and group?"""
+    seeds = unit_seeds([key.name], form.group_index, form.unit_bytes)[0]
+    return bool((object_checksums(data, form.unit_bytes, seeds) == checksums).all())
