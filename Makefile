@@ -18,8 +18,10 @@ $(VENV)/.installed: pyproject.toml
 serve: install
 	$(BIN)/varve serve $(MODEL) $(FLAGS)
 
+# Unit tests two at a time; then the tests that measure and load whole servers, one after another.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile unit_tests
+	$(BIN)/python -m pytest test
 
 check: install
 	$(BIN)/ruff format --check .

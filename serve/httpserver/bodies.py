@@ -17,6 +17,10 @@ BODY_BYTES_A_TOKEN = 64
 # After a refusal the rest of a body is read and dropped, up to these, so that the client sees the answer.
 MAX_LINGER_BYTES = 512 << 20
 MAX_LINGER_S = 10.0
+# For all of a body to come.
+BODY_TIMEOUT_S = 120.0
+# Longer bodies are decoded on a thread, so that streams go on meanwhile.
+INLINE_BYTES = 256 << 10
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -34,28 +38,35 @@ class BodyTooLargeError(ApiError):
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLargeError as soon as it is known to be too large, ClientGoneError."""
+    """The whole body. Raises BodyTooLargeError as soon as it is known to be too large, a 408, ClientGoneError."""
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > limit:
         raise BodyTooLargeError(limit)
     parts, size = [], 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise BodyTooLargeError(limit)
-            parts.append(part)
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise BodyTooLargeError(limit)
+                parts.append(part)
     except ClientDisconnect as error:
         raise ClientGoneError from error
+    except TimeoutError as error:
+        message = f"the request body did not come within {BODY_TIMEOUT_S:g} s"
+        raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from error
     return b"".join(parts)
 
 
 async def parse_body(request: Request, model: type[Body], limit: int) -> Body:
-    """The body as a `model`. Raises ApiError: 413, 415, or a 400 that names the field."""
+    """The body as a `model`. Raises ApiError: 408, 413, 415, or a 400 that names the field."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind and kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(415, "the body must be application/json", code="unsupported_media_type")
-    return validate(decode_json(await read_body(request, limit)), model)
+    body = await read_body(request, limit)
+    if len(body) <= INLINE_BYTES:
+        return validate(decode_json(body), model)
+    return await asyncio.to_thread(lambda: validate(decode_json(body), model))
 
 
 def decode_json(body: bytes) -> Any:

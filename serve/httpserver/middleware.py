@@ -37,6 +37,9 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        method = scope["method"]
+        if method == "HEAD":  # the answer to GET, of which uvicorn sends the head only
+            scope = {**scope, "method": "GET"}
         request_id = scope["varve.request_id"] = request_id_of(scope)
         scope["varve.send"] = send
         began, status = time.monotonic(), 0
@@ -51,12 +54,13 @@ class RequestContext:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            self._finish(scope, 499 if scope.get("varve.client_gone") else status, time.monotonic() - began)
+            code = 499 if scope.get("varve.client_gone") else status
+            self._finish(scope, method, code, time.monotonic() - began)
 
-    def _finish(self, scope: Scope, status: int, seconds: float) -> None:
+    def _finish(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         route: Any = scope.get("route")
         path = getattr(route, "path", "unmatched")
-        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+        method = method if method in _METHODS else "OTHER"
         self._metrics.requests.inc(1, method, path, str(status))
         if path in ("/health", "/readiness", "/metrics"):
             return

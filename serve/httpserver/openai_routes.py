@@ -47,6 +47,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
         400: "a field is wrong, or the request does not fit",
         401: "the API key is missing or wrong",
         404: "the model is not served",
+        408: "the body did not come in time",
         413: "the body is too large",
         415: "the body is not JSON",
         422: "a parameter cannot be processed",
@@ -177,7 +178,7 @@ def _spec(
         prompts=[prompt.token_ids for prompt in prompts],
         sampling=sampling,
         n=body.n or 1,
-        rules=text_rules(body, sampling, state_of(request).service.settings),
+        rules=text_rules(body, sampling),
         skip_special_tokens=body.skip_special_tokens is not False,
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
@@ -218,5 +219,4 @@ async def detokenize(request: Request) -> Response:
     state = state_of(request)
     body = await parse_body(request, DetokenizeRequest, state.settings.body_limit)
     state.check_model(body.model)
-    state.encoder.check_ids(body.tokens, "tokens")
-    return _json({"prompt": state.service.tokenizer.decode(body.tokens)})
+    return _json({"prompt": await state.encoder.text_of(body.tokens, "tokens")})

@@ -14,6 +14,7 @@ import uvloop
 from serve.httpserver.admin import update_gauges
 from serve.httpserver.app import create_app
 from serve.httpserver.bodies import default_body_limit
+from serve.httpserver.connection import server_options
 from serve.httpserver.metrics import HttpMetrics, MetricsBoard
 from serve.httpserver.request_service import RequestService, ServiceSettings
 from serve.httpserver.state import AppSettings, AppState
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 PUBLISH_INTERVAL_S = 1.0
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+# What a client gets to read the error that ends its request when the server stops.
+LAST_WORDS_S = 1.0
 
 
 class QuietServer(uvicorn.Server):
@@ -150,6 +153,8 @@ class HttpProcess:
 
     def _handle(self, message: Message) -> None:
         match message:
+            case EngineUp() if self._app.state.varve.is_stopping:
+                pass
             case EngineUp():
                 namespace = bytes.fromhex(str(message.info["namespace"]))
                 key = bytes.fromhex(str(message.info["key"]))
@@ -165,18 +170,7 @@ class HttpProcess:
     def _start_serving(self) -> None:
         if self._server is not None:
             return
-        config = uvicorn.Config(
-            self._app,
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=BACKLOG,
-        )
+        config = uvicorn.Config(self._app, timeout_keep_alive=KEEP_ALIVE_S, backlog=BACKLOG, **server_options())
         self._server = QuietServer(config)
         listening = socket(fileno=self._context.fds["listen"])
         self._serving = asyncio.get_running_loop().create_task(self._serve(self._server, listening))
@@ -188,9 +182,20 @@ class HttpProcess:
             self._stopped.set()
 
     def _stop(self, drain_s: float) -> None:
+        """Accept nobody any more; requests get `drain_s` to end, then those that still run get an error."""
         self._app.state.varve.is_stopping = True
         if self._server is None:
             self._stopped.set()
             return
-        self._server.config.timeout_graceful_shutdown = max(1, round(drain_s))
         self._server.should_exit = True
+        asyncio.get_running_loop().call_later(drain_s, self._end_requests)
+
+    def _end_requests(self) -> None:
+        self._service.shut_down()
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._cut_connections)
+
+    def _cut_connections(self) -> None:
+        """For clients that do not read, or have not sent all of their request."""
+        assert self._server is not None
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()

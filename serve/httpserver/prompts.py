@@ -68,8 +68,10 @@ class PromptEncoder:
             raise bad_request(str(error), "messages") from error
         return await self._text(text, add_special_tokens, "messages")
 
-    async def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text of any length."""
+    async def ids_of(self, text: str, add_special_tokens: bool, param: str = "prompt") -> list[int]:
+        """Token ids of a text. Raises a 400 when it is so long that it cannot be a prompt anyhow."""
+        if len(text) > self._max_total_tokens * self._tokenizer.max_token_chars:
+            raise self.too_long(None, param)
         if len(text) <= INLINE_CHARS:
             return self._tokenizer.encode(text, add_special_tokens)
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
@@ -79,9 +81,8 @@ class PromptEncoder:
         check_prompt_ids(np.array(ids, np.uint32), self._vocab_size, param)
 
     async def _text(self, text: str, add_special_tokens: bool, param: str) -> EncodedPrompt:
-        if len(text) > self._max_total_tokens * self._tokenizer.max_token_chars:
-            raise self.too_long(None, param)
-        ids = await self.ids_of(text, add_special_tokens)
+        ids = await self.ids_of(text, add_special_tokens, param)
+        self._check_length(len(ids), param)
         if not ids and self._tokenizer.bos_token_id is not None:
             ids = [self._tokenizer.bos_token_id]
         if not ids:
@@ -89,9 +90,24 @@ class PromptEncoder:
         return EncodedPrompt(np.array(ids, np.uint32), text)
 
     def _ids(self, ids: list[int]) -> EncodedPrompt:
+        self._check_length(len(ids), "prompt")
         array = np.array(ids, np.uint32)
         check_prompt_ids(array, self._vocab_size, "prompt")
         return EncodedPrompt(array, None)
+
+    def _check_length(self, num_tokens: int, param: str) -> None:
+        """One prompt that is too long ends the request, whatever the others' lengths."""
+        if num_tokens > self._max_total_tokens:
+            raise self.too_long(num_tokens, param)
+
+    async def text_of(self, ids: list[int], param: str) -> str:
+        """The text of any number of token ids. Raises a 400 unless all are in the vocabulary."""
+
+        def decode() -> str:
+            self.check_ids(ids, param)
+            return self._tokenizer.decode(ids)
+
+        return decode() if len(ids) <= INLINE_CHARS else await asyncio.to_thread(decode)
 
     def room_after(self, num_prompt: int) -> int:
         """Tokens that can be generated after a prompt; negative when it is too long itself."""

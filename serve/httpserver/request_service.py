@@ -38,6 +38,7 @@ from serve.types import CacheTier, FinishReason
 logger = logging.getLogger(__name__)
 SEED_MASK = 2**63 - 1
 DOWN_REASON = "the engine is not ready"
+STOPPING_REASON = "the server is stopping"
 
 
 class Sender(Protocol):
@@ -140,6 +141,14 @@ class RequestService:
         self._close_router()
         self._down_reason = f"the engine is restarting: {reason}" if reason else DOWN_REASON
         self._fail_all(self._down_reason)
+
+    def shut_down(self) -> None:
+        """Fail what runs, and refuse requests for good."""
+        for request in {id(active.request): active.request for active in self._active.values()}.values():
+            self._abort(request)
+            request.fail(unavailable(STOPPING_REASON))
+        self.engine_down("")
+        self._down_reason = STOPPING_REASON
 
     def _close_router(self) -> None:
         if self._router is not None:

@@ -81,7 +81,8 @@ def sampling_params(
         seed=(drawn_seed if body.seed is None else body.seed) & SEED_MASK,
         min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
-        stop_token_ids=sorted(set(body.stop_token_ids or ())),
+        # The router knows the ends that the model's config names; the tokenizer may name more.
+        stop_token_ids=sorted({*(body.stop_token_ids or ()), *(() if body.ignore_eos else settings.end_ids)}),
         logit_bias=body.logit_bias,
     )
 
@@ -93,15 +94,12 @@ def _check_ids(body: SamplingRequest, vocab_size: int) -> None:
                 raise bad_request(f"token id {token_id} is not in the vocabulary of {vocab_size}", name)
 
 
-def text_rules(body: SamplingRequest, sampling: SamplingParams, settings: ServiceSettings) -> TextRules:
+def text_rules(body: SamplingRequest, sampling: SamplingParams) -> TextRules:
     """How the request's tokens become text."""
-    ends = set(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
-        ends |= settings.end_ids
     return TextRules(
         stops=compile_stops(body.stop),
         include_stop=bool(body.include_stop_str_in_output),
-        end_ids=frozenset(ends),
+        end_ids=frozenset(sampling.stop_token_ids),
         min_tokens=sampling.min_tokens,
         wants_logprobs=sampling.logprobs is not None,
         wants_token_ids=bool(body.return_token_ids),

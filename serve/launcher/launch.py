@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from serve.launcher.run_directory import RunDirectory
 from serve.machine import detect_device, usable_cores
 
 logger = logging.getLogger(__name__)
+MAX_OPEN_FILES = 65536
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def launch(serve: ServeConfig, parts: Parts | None = None) -> int:
 
 
 def _run(serve: ServeConfig, parts: Parts) -> None:
+    raise_file_limit()
     with ExitStack() as stack:
         # First of all, so that a port in use is told before a model is fetched.
         listener = stack.enter_context(bind_http_socket(serve.host, serve.port))
@@ -69,6 +72,14 @@ def _load(serve: ServeConfig, parts: Parts) -> ModelFacts:
         return parts.load_model(serve, lambda phase, done, total: progress.update("launcher", phase, done, total))
     finally:
         progress.close()
+
+
+def raise_file_limit() -> None:
+    """Let HTTP processes, which inherit the limit, hold as many connections as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager

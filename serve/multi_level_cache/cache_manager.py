@@ -291,6 +291,8 @@ class CacheManager:
         filling = {id(page) for page in self.host.directory.pages() if page.content is PageContent.FILLING}
         if filling != claimed:
             problems.append(f"{len(filling)} pages FILLING, {len(claimed)} pages of claims and promotions")
+        if self.tier is not None:
+            problems += [f"{self.tier.name}: {problem}" for problem in self.tier.check_integrity()]
         return problems
 
 

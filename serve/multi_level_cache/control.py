@@ -18,8 +18,23 @@ def control_handlers(manager: CacheManager) -> dict[str, Callable[..., Any]]:
         "statistics": lambda: statistics(manager),
         "ls": lambda limit=100, root=None: list_pages(manager, limit, root),
         "check": manager.check_integrity,
-        "flush": lambda root=None: {"dropped": manager.flush(_root(root))},
+        "flush": lambda root=None: flush(manager, root),
+        "leaving": lambda: leaving(manager),
     }
+
+
+def flush(manager: CacheManager, root: str | None = None) -> dict[str, int]:
+    """Drop all pages, or those under a root (hex). lower_dropped: objects that the lower tier no longer finds."""
+    tier = manager.tier
+    before = tier.capacity().num_objects if tier is not None else 0
+    dropped = manager.flush(_root(root))
+    after = tier.capacity().num_objects if tier is not None else 0
+    return {"dropped": dropped, "lower_dropped": before - after, **leaving(manager)}
+
+
+def leaving(manager: CacheManager) -> dict[str, int]:
+    """How many dropped objects a restart of the server could still bring back: the lower tier is deleting them."""
+    return {"leaving": manager.tier.num_leaving() if manager.tier is not None else 0}
 
 
 def status(manager: CacheManager) -> dict[str, Any]:
@@ -43,6 +58,7 @@ def statistics(manager: CacheManager) -> dict[str, Any]:
     host = manager.host
     data = host.stats.as_data()
     data["slots"] = {
+        "slot_bytes": host.arena.shape.slot_bytes,
         "total": host.arena.shape.num_slots,
         "backed": host.pool.num_backed,
         "free": host.pool.num_free,

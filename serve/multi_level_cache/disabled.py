@@ -62,5 +62,6 @@ class DisabledCacheManager:
             "statistics": lambda: dict(self._counts),
             "ls": lambda limit=100, root=None: [],
             "check": list,
-            "flush": lambda root=None: {"dropped": 0},
+            "flush": lambda root=None: {"dropped": 0, "lower_dropped": 0, "leaving": 0},
+            "leaving": lambda: {"leaving": 0},
         }

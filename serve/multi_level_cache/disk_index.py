@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve.multi_level_cache.object_format import ObjectFormat
 from serve.multi_level_cache.page_state import PageKey
 
 INDEX_FILE = "index.sqlite"
@@ -19,6 +20,11 @@ create table segments (id integer primary key, namespace blob not null, slot_byt
     num_slots integer not null);
 create table objects (segment integer not null, slot integer not null, name blob not null, grp text not null,
     root blob not null, checksums blob not null, last_use real not null, primary key (segment, slot)) without rowid;
+"""
+# Apart from the rest: an index that was made without it gets it at its next start.
+_FORMATS = """
+create table if not exists formats (namespace blob not null, grp text not null, group_index integer not null,
+    page_tokens integer not null, unit_bytes text not null, primary key (namespace, grp)) without rowid
 """
 
 
@@ -49,14 +55,17 @@ class ObjectRow:
 
 
 class DiskIndex:
-    """The index file. An unreadable one, or one of another format, is replaced by an empty one."""
+    """The index file. An unreadable one, or one of another format, is replaced by an empty one unless told not to."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, may_replace: bool = True) -> None:
+        """Raises sqlite3.DatabaseError when the index cannot be read and must not be replaced."""
         self._path = directory / INDEX_FILE
         self.was_reset = False
         try:
             self._connection = self._open()
         except sqlite3.DatabaseError:
+            if not may_replace:
+                raise
             self.was_reset = True
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
@@ -72,6 +81,7 @@ class DiskIndex:
                 connection.executescript(f"begin; {_SCHEMA} pragma user_version = {FORMAT_VERSION}; commit;")
             elif version != FORMAT_VERSION:
                 raise sqlite3.DatabaseError(f"format {version}")
+            connection.execute(_FORMATS)
             if connection.execute("pragma quick_check").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("damaged")
         except sqlite3.DatabaseError:
@@ -101,6 +111,26 @@ class DiskIndex:
     def delete_orphans(self) -> None:
         """Objects of segments that are not there."""
         self._connection.execute("delete from objects where segment not in (select id from segments)")
+
+    def num_orphans(self) -> int:
+        """How many objects are of segments that are not there."""
+        rows = "select count(*) from objects where segment not in (select id from segments)"
+        (count,) = self._connection.execute(rows).fetchone()
+        return int(count)
+
+    def formats(self, namespace: bytes) -> dict[str, ObjectFormat]:
+        """What objects of a namespace look like, by group; empty when no server has told since the table exists."""
+        rows = self._connection.execute(
+            "select grp, group_index, page_tokens, unit_bytes from formats where namespace = ?", (namespace,)
+        )
+        return {row[0]: ObjectFormat(row[0], row[1], row[2], tuple(map(int, row[3].split()))) for row in rows}
+
+    def set_formats(self, namespace: bytes, formats: Iterable[ObjectFormat]) -> None:
+        """Keep what a checker without the model needs; forget namespaces of which no segment is left."""
+        rows = [(namespace, form.group, form.group_index, form.page_tokens, _sizes(form)) for form in formats]
+        with self._transaction():
+            self._connection.execute("delete from formats where namespace not in (select namespace from segments)")
+            self._connection.executemany("insert or replace into formats values (?, ?, ?, ?, ?)", rows)
 
     def add_segment(self, segment: SegmentRow) -> None:
         """A segment file is there."""
@@ -133,6 +163,10 @@ class DiskIndex:
 
     def _transaction(self) -> "_Transaction":
         return _Transaction(self._connection)
+
+
+def _sizes(form: ObjectFormat) -> str:
+    return " ".join(map(str, form.unit_bytes))
 
 
 class _Transaction:

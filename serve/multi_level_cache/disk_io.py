@@ -115,6 +115,12 @@ class IoPool:
         for task in tasks:
             task.refuse()
 
+    @property
+    def num_queued(self) -> int:
+        """Tasks that no thread has begun."""
+        with self._condition:
+            return len(self._tasks)
+
     def num_hung(self, timeout_s: float) -> int:
         """Tasks that have run for longer than `timeout_s`."""
         with self._condition:

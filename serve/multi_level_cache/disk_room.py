@@ -19,7 +19,7 @@ SEGMENT_BYTES = 1 << 30
 NUM_THREADS = 4
 HANG_S = 30.0
 EVICT_AHEAD = 16  # free slots of a size to keep, so that a store need not wait for an eviction's transaction
-_PREFIX = "segment-"
+SEGMENT_PREFIX = "segment-"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class DiskRoom:
         self._next_number = 1
         self._bytes_leaving = 0  # of segments whose deletion is under way
         self._slots_leaving: dict[int, int] = {}  # by slot size: slots whose rows are being deleted
+        self._rows_leaving: set[tuple[int, int]] = set()  # (segment, slot) withdrawn, but with a row still
         self.space = DiskSpace()
         self.files: dict[int, SegmentFile] = {}
         self.foreign: dict[int, SegmentRow] = {}
@@ -58,12 +59,18 @@ class DiskRoom:
         rows = [space.row for space in self.space.segments.values()] + list(self.foreign.values())
         return sum(row.num_bytes for row in rows) + self._bytes_leaving
 
+    @property
+    def num_leaving(self) -> int:
+        """Objects that nobody finds, but whose rows are there; those whose rows could not be deleted stay counted."""
+        return len(self._rows_leaving) + bool(self._bytes_leaving)
+
     # --- start -----------------------------------------------------------------------------------------------------
 
     def load(self, index: DiskIndex, namespace: bytes, formats: dict[str, ObjectFormat]) -> None:
         """Shrink the directory to its quota and take over the segments of a namespace. Raises OSError."""
         self._namespace = namespace
         index.delete_orphans()
+        index.set_formats(namespace, formats.values())
         rows = {row.number: row for row in index.segments()}
         self._next_number = max(rows, default=0) + 1
         self._delete_strays(set(rows))
@@ -90,13 +97,13 @@ class DiskRoom:
 
     def _delete_strays(self, known: set[int]) -> None:
         """Segment files without a row: their making or deleting was cut short."""
-        for path in self._options.directory.glob(f"{_PREFIX}*"):
-            number = path.name.removeprefix(_PREFIX)
+        for path in self._options.directory.glob(f"{SEGMENT_PREFIX}*"):
+            number = path.name.removeprefix(SEGMENT_PREFIX)
             if number.isdigit() and int(number) not in known:
                 path.unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
-        return self._options.directory / f"{_PREFIX}{number:08d}"
+        return self._options.directory / f"{SEGMENT_PREFIX}{number:08d}"
 
     def _open(self, row: SegmentRow) -> None:
         self.files[row.number] = SegmentFile(self._path(row.number), row.num_bytes)
@@ -161,6 +168,7 @@ class DiskRoom:
         for each in objects:
             self.space.withdraw(each)
             each.is_cancelled = True
+            self._rows_leaving.add((each.segment, each.slot))
         self.delete_rows([each for each in objects if not each.num_readers])
 
     def delete_rows(self, objects: Sequence[DiskObject]) -> None:
@@ -170,6 +178,7 @@ class DiskRoom:
         for each in objects:
             size = self.space.segments[each.segment].row.slot_bytes
             self._slots_leaving[size] = self._slots_leaving.get(size, 0) + 1
+            self._rows_leaving.add((each.segment, each.slot))
         self._submit(CommitRemoval([(each.segment, each.slot) for each in objects]))
 
     def rows_are_gone(self, slots: Sequence[tuple[int, int]], is_done: bool) -> None:
@@ -177,6 +186,7 @@ class DiskRoom:
         for segment, _ in slots:
             self._slots_leaving[self.space.segments[segment].row.slot_bytes] -= 1
         if is_done:
+            self._rows_leaving.difference_update(slots)
             self.space.give_back(slots)
 
     def close(self) -> None:

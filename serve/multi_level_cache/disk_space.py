@@ -50,6 +50,11 @@ class DiskSpace:
     def __iter__(self) -> Iterator[DiskObject]:
         return iter(list(self._objects.values()))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the slots that published objects lie in."""
+        return sum(size * len(queue) for size, queue in self._lru.items())
+
     def find(self, key: PageKey) -> DiskObject | None:
         """A published object."""
         return self._objects.get(key)

@@ -42,6 +42,7 @@ from serve.multi_level_cache.secondary_tier import (
     TransferOutcome,
     TransferResult,
 )
+from serve.multi_level_cache.statistics import TRANSFER_BOUNDS_S, AgeHistogram
 
 PAUSE_AFTER_ERROR_S = 60.0
 LAST_USE_PERIOD_S = 60.0
@@ -76,7 +77,7 @@ class DiskTier(SecondaryTier):
         self._clock = clock
         self._lock = DirectoryLock(options.directory)
         self._index = DiskIndex(options.directory)
-        self._room = DiskRoom(options, self._submit, lambda each: self._evicted.append(each.key))
+        self._room = DiskRoom(options, self._submit, self._on_evicted)
         self._space = self._room.space
         self._committer: DiskCommitter | None = None
         self._pending: dict[PageKey, DiskObject] = {}  # stores in progress
@@ -86,6 +87,10 @@ class DiskTier(SecondaryTier):
         self._evicted: list[PageKey] = []
         self._wakeup = Wakeup()
         self._counts: Counter[str] = Counter()
+        self._begun: dict[TierTicket, float] = {}
+        self._eviction_ages = AgeHistogram()
+        self._times = {_LOAD: AgeHistogram(TRANSFER_BOUNDS_S), _STORE: AgeHistogram(TRANSFER_BOUNDS_S)}
+        self._bytes = {_LOAD: 0, _STORE: 0}
         self._paused_until = 0.0
         self._warned_at = float("-inf")
         self._flushed_at = clock()
@@ -131,7 +136,21 @@ class DiskTier(SecondaryTier):
     def statistics(self) -> dict[str, Any]:
         counts = {name: int(count) for name, count in self._counts.items()}
         segments = {"segments": len(self._room.files), "foreign_segments": len(self._room.foreign)}
-        return {**counts, **vars(self.capacity()), **segments}
+        return {
+            **counts,
+            **vars(self.capacity()),
+            **segments,
+            "objects_bytes": self._space.num_bytes,
+            "leaving": self.num_leaving(),
+            "queued": self._pool.num_queued,
+            "in_flight": len(self._begun),
+            "is_paused": self._clock() < self._paused_until,
+            "bytes_loaded": self._bytes[_LOAD],
+            "bytes_stored": self._bytes[_STORE],
+            "load_times": self._times[_LOAD].as_data(),
+            "store_times": self._times[_STORE].as_data(),
+            "eviction_ages": self._eviction_ages.as_data(),
+        }
 
     def fileno(self) -> int:
         return self._wakeup.fileno()
@@ -139,6 +158,9 @@ class DiskTier(SecondaryTier):
     def check_integrity(self) -> list[str]:
         """What is wrong with the slots in memory."""
         return self._space.check_integrity()
+
+    def num_leaving(self) -> int:
+        return self._room.num_leaving + sum(each.is_cancelled for each in self._pending.values())
 
     # --- stores ----------------------------------------------------------------------------------------------------
 
@@ -154,6 +176,7 @@ class DiskTier(SecondaryTier):
             return
         target = DiskObject(request.key, request.root, *place, request.checksums, self._clock())
         self._pending[request.key] = target
+        self._begun[request.ticket] = time.monotonic()
         file = self._room.files[target.segment]
         self._pool.submit(
             _STORE,
@@ -184,6 +207,7 @@ class DiskTier(SecondaryTier):
             return
         self.touch([request.key])
         target.num_readers += 1
+        self._begun[request.ticket] = time.monotonic()
         file, slot_bytes = self._room.files[target.segment], self._space.segments[target.segment].row.slot_bytes
         self._pool.submit(
             _LOAD,
@@ -245,6 +269,7 @@ class DiskTier(SecondaryTier):
             self._evicted.append(target.key)
         elif target.is_cancelled and not target.num_readers:
             self._room.delete_rows([target])
+        self._measure(_LOAD, event.ticket, target, event.outcome is TransferOutcome.DONE)
         self._finish(event.ticket, event.outcome, target.checksums)
 
     def _on_not_written(self, event: _Moved) -> None:
@@ -252,6 +277,7 @@ class DiskTier(SecondaryTier):
         del self._pending[target.key]
         self._space.give_back([(target.segment, target.slot)])
         self._counts[f"stores_{event.outcome.value}"] += 1
+        self._measure(_STORE, event.ticket, target, is_done=False)
         if event.outcome is TransferOutcome.FAILED:
             self._on_error(f"a write failed: {event.error}")
         self._finish(event.ticket, event.outcome)
@@ -271,6 +297,7 @@ class DiskTier(SecondaryTier):
         target = command.target
         del self._pending[target.key]
         self._counts["stores_done" if is_done else "stores_failed"] += 1
+        self._measure(_STORE, command.ticket, target, is_done)
         if not is_done:
             self._space.give_back([(target.segment, target.slot)])
         elif target.is_cancelled:
@@ -280,6 +307,13 @@ class DiskTier(SecondaryTier):
             self._finish(command.ticket, TransferOutcome.DONE)
             return
         self._finish(command.ticket, TransferOutcome.REFUSED if is_done else TransferOutcome.FAILED)
+
+    def _measure(self, direction: int, ticket: TierTicket, target: DiskObject, is_done: bool) -> None:
+        """A transfer has ended, the wait for a thread included; only those that are done count as times."""
+        began = self._begun.pop(ticket, None)
+        if is_done and began is not None:
+            self._times[direction].observe(time.monotonic() - began)
+            self._bytes[direction] += self._formats[target.key.group].object_bytes
 
     def _finish(self, ticket: TierTicket, outcome: TransferOutcome, checksums: Checksums | None = None) -> None:
         if checksums is None or outcome is not TransferOutcome.DONE:
@@ -292,6 +326,12 @@ class DiskTier(SecondaryTier):
         if self._committer is None:
             raise RuntimeError("no namespace is served")
         self._committer.submit(command)
+
+    def _on_evicted(self, target: DiskObject) -> None:
+        """The room needs this object's place."""
+        self._evicted.append(target.key)
+        self._counts["evicted"] += 1
+        self._eviction_ages.observe(max(0.0, self._clock() - target.last_use))
 
     # --- eviction --------------------------------------------------------------------------------------------------
 

@@ -108,6 +108,12 @@ class FaultyTier(SecondaryTier):
     def statistics(self) -> dict[str, Any]:
         return {**self._tier.statistics(), "faults": dict(self._injector.counts)}
 
+    def check_integrity(self) -> list[str]:
+        return self._tier.check_integrity()
+
+    def num_leaving(self) -> int:
+        return self._tier.num_leaving()
+
     def tick(self) -> None:
         self._tier.tick()
 

@@ -144,6 +144,14 @@ class SecondaryTier(ABC):
     def statistics(self) -> dict[str, Any]:
         """Counters as plain data."""
 
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the tier's own books, one line each."""
+        return []
+
+    def num_leaving(self) -> int:
+        """Evicted objects that a restart could still bring back; 0 once all of them are durably gone."""
+        return 0
+
     @abstractmethod
     def tick(self) -> None:
         """Called once a second or more often: housekeeping that is not bound to a call."""

@@ -8,23 +8,25 @@ from typing import Any
 from serve.multi_level_cache.page_state import DropReason
 
 AGE_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
+TRANSFER_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class AgeHistogram:
-    """Counts of ages by upper bound in seconds; the last bucket has none."""
+    """Counts of times by upper bound in seconds; the last bucket has none."""
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(AGE_BOUNDS_S) + 1)
+    def __init__(self, bounds_s: tuple[float, ...] = AGE_BOUNDS_S) -> None:
+        self.bounds_s = bounds_s
+        self.counts = [0] * (len(bounds_s) + 1)
         self.total_s = 0.0
 
     def observe(self, age_s: float) -> None:
-        """Count one age."""
-        self.counts[bisect_left(AGE_BOUNDS_S, age_s)] += 1
+        """Count one time."""
+        self.counts[bisect_left(self.bounds_s, age_s)] += 1
         self.total_s += age_s
 
     def as_data(self) -> dict[str, Any]:
-        """Bounds, counts (one more than bounds) and the sum of ages."""
-        return {"bounds_s": list(AGE_BOUNDS_S), "counts": list(self.counts), "total_s": self.total_s}
+        """Bounds, counts (one more than bounds) and the sum of times."""
+        return {"bounds_s": list(self.bounds_s), "counts": list(self.counts), "total_s": self.total_s}
 
 
 @dataclass

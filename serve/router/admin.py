@@ -25,6 +25,7 @@ class RouterAdmin:
             "check": self.check,
             "flush": self.flush,
             "open_tiers": self.open_tiers,
+            "root": self.root,
             "pause": self.pause,
             "resume": self.resume,
         }
@@ -67,6 +68,7 @@ class RouterAdmin:
                 "used": group.num_used,
                 "cached": group.num_cached,
                 "evicted": group.num_evicted,
+                "page_bytes": engine.facts.page_bytes.get(name, 0),
             }
         return result
 
@@ -101,6 +103,13 @@ class RouterAdmin:
         """End the quiet of `flush` early."""
         self._router.open_tiers()
         return self.status()
+
+    def root(self, salt: str | None = None) -> str | None:
+        """The root, in hex, of all pages of requests with this `cache_salt`; None while no engine is up."""
+        engine = self._router.engine
+        if engine is None:
+            return None
+        return engine.facts.hasher.root(None, salt.encode() if salt is not None else None).hex()
 
     def pause(self) -> dict[str, Any]:
         """Admit nothing new; what runs goes on."""

@@ -73,7 +73,7 @@ class Planner:
 
     def start_loads(self, now: float) -> None:
         """Bring pages of waiting requests in, where that pays."""
-        if self.is_admitting:
+        if self.is_admitting and len(self._queue):
             self._tiers.start_loads(now, self._growth, self._views.computing())
 
     def _take_pages_of_loads(self) -> None:

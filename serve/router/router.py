@@ -193,12 +193,12 @@ class Router:
         if self.engine is None:
             return
         self.engine.tiers.check_deadlines(now)
-        for what, since in (
-            ("step", self.engine.pipeline.started_at()),
-            ("load or store", self.engine.tiers.jobs.oldest_sent_at()),
-        ):
-            if since is not None and now - since >= self._settings.step_timeout_s:
-                raise StepTimeoutError(f"a {what} has no result after {now - since:.1f} s")
+        self._check_progress(self.engine.pipeline.started_at(), "step", now)
+        self._check_progress(self.engine.tiers.jobs.oldest_sent_at(), "load or store", now)
+
+    def _check_progress(self, since: float | None, what: str, now: float) -> None:
+        if since is not None and now - since >= self._settings.step_timeout_s:
+            raise StepTimeoutError(f"a {what} has no result after {now - since:.1f} s")
 
     def _send_plans(self, now: float) -> None:
         engine = self.engine

@@ -55,7 +55,7 @@ class TransferStatistics:
             "num_bytes": self.num_bytes,
             "num_busy_seconds": self.busy_s,
             "job_s": self.job_s.snapshot(),
-            **{f"num_{result.name.lower()}": count for result, count in self.num_ended.items()},
+            **{f"num_jobs_{result.name.lower()}": count for result, count in self.num_ended.items()},
             **{f"num_dropped_{reason.value}": count for reason, count in self.num_dropped.items()},
         }
 

@@ -56,7 +56,6 @@ class Tiers:
             settings.max_loading_fraction,
             statistics.loads,
         )
-        self._queue = queue
         self._batch = batch
         self._cache = cache
         self._clock = clock
@@ -92,7 +91,7 @@ class Tiers:
 
     def start_loads(self, now: float, growth: int, computing: Set[bytes]) -> None:
         """Start what pays."""
-        if len(self._queue) and self._cache.has_manager:
+        if self._cache.has_manager:
             backlog = sum(row.num_known - row.num_scheduled for row in self._batch.prefilling.values())
             self._policy.start(Surroundings(now, backlog, growth, computing))
 

@@ -1,7 +1,7 @@
 """In bfloat16 a prompt whose pages are cached gets the log-probabilities of one that is computed, within rounding.
 
-After a hit sums are rounded in another order than without one. How much rounding costs is measured: it is what separates
-the miss in bfloat16 from the same prompt in float32. A hit may differ from the miss by that, and be no further from float32.
+After a hit sums are rounded in another order than without one. How much rounding costs is measured: it is what
+separates the miss from the same prompt in float32. A hit may differ from the miss by that, and be as far from float32.
 """
 
 import concurrent.futures

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import statistics
 from typing import Any
 
 import httpx
@@ -11,9 +12,11 @@ import pytest
 
 NUM_ABORTS = 500
 NUM_DISCONNECTS = 200
+ROUND, NUM_ROUNDS = 200, 5  # requests
+MAX_BYTES_A_REQUEST = 1 << 10
 BAD_BODIES: list[Any] = [
     b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": 1}', b"{'a': 1}", b'"x"',
-    {}, {"prompt": "a"}, {"model": "no-such-model", "prompt": "a"},
+    b"{}", b'{"prompt": "a"}', {"model": "no-such-model", "prompt": "a"},
     *[{"prompt": "a", field: value} for field, value in [
         ("max_tokens", -1), ("max_tokens", "many"), ("max_tokens", 1 << 40), ("max_tokens", 1.5), ("temperature", -1),
         ("temperature", "hot"), ("temperature", 1e9), ("top_p", -0.1), ("top_p", 2), ("top_k", -5), ("min_p", 3),
@@ -78,33 +81,35 @@ def test_requests_that_are_aborted_at_random_moments_leave_nothing(served: Any, 
 def test_bad_bodies_get_a_4xx_in_openai_shape(served: Any):
     with served.client() as client:
         for body in BAD_BODIES:
-            if isinstance(body, dict) and body and "model" not in body:
-                body = {"model": served.model, "max_tokens": 1} | body
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            whole = body if isinstance(body, bytes) else {"model": served.model, "max_tokens": 1} | body
+            content = whole if isinstance(whole, bytes) else json.dumps(whole).encode()
             response = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
             assert 400 <= response.status_code < 500, (body if len(content) < 200 else len(content), response.text)
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     check_all_idle_and_whole(served)
 
 
+async def ask_often(url: str, model: str, count: int) -> None:
+    gate = asyncio.Semaphore(32)
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+
+        async def one(index: int) -> None:
+            async with gate:
+                body = {"model": model, "prompt": f"{index} is", "max_tokens": 2, "ignore_eos": True}
+                (await client.post("/v1/completions", json=body)).raise_for_status()
+
+        await asyncio.gather(*(one(index) for index in range(count)))
+
+
 def test_memory_stays_level_over_many_requests(served: Any):
-    """RSS of all processes grows by less than 1 MiB over as many short requests as have come before."""
+    """Of rounds of requests most leave the RSS of all processes where it was: a leak would show in each of them.
 
-    async def many(count: int) -> None:
-        gate = asyncio.Semaphore(32)
-        async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
-
-            async def one(index: int) -> None:
-                async with gate:
-                    body = {"model": served.model, "prompt": f"{index} is", "max_tokens": 2, "ignore_eos": True}
-                    (await client.post("/v1/completions", json=body)).raise_for_status()
-
-            await asyncio.gather(*(one(index) for index in range(count)))
-
-    def resident() -> int:
-        return sum(process.memory_info().rss for process in served.children())
-
-    asyncio.run(many(1000))
-    before = resident()
-    asyncio.run(many(1000))
-    assert resident() - before < 1 << 20
+    In single rounds it may rise, when an allocator or a pool reaches for memory that it keeps.
+    """
+    growths, before = [], 0
+    for _ in range(1 + NUM_ROUNDS):
+        asyncio.run(ask_often(served.url, served.model, ROUND))
+        after = sum(process.memory_info().rss for process in served.children())
+        growths.append(after - before)
+        before = after
+    assert statistics.median(growths[1:]) < ROUND * MAX_BYTES_A_REQUEST, growths

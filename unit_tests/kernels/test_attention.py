@@ -31,7 +31,7 @@ def _compare(backend: CpuBackend, case: PagedCase, q: torch.Tensor, tolerance: f
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group, num_kv_heads, head_dim, page_size", SHAPES)
+@pytest.mark.parametrize(("group", "num_kv_heads", "head_dim", "page_size"), SHAPES)
 def test_paged_attention(
     backend: CpuBackend,
     generator: torch.Generator,

@@ -10,7 +10,8 @@ from kernels.reference import ReferenceBackend
 
 def test_cpu_gets_its_own_backend() -> None:
     backend = get_backend(torch.device("cpu"), num_threads=1)
-    assert isinstance(backend, CpuBackend) and backend.num_threads == 1
+    assert isinstance(backend, CpuBackend)
+    assert backend.num_threads == 1
 
 
 def test_reference_runs_anywhere() -> None:

@@ -14,7 +14,7 @@ SHAPES = [(9, 3, 64, 32, 64), (4, 4, 16, 8, 16), (8, 1, 80, 40, 256), (8, 2, 128
 
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_q_heads, num_kv_heads, head_dim, half, page_size", SHAPES)
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim", "half", "page_size"), SHAPES)
 def test_rope_and_store(
     backend: CpuBackend,
     generator: torch.Generator,

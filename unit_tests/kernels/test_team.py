@@ -34,7 +34,8 @@ def test_every_chunk_runs_once(num_threads: int, num_chunks: int) -> None:
         if repeat % 10 == 9:
             time.sleep(0.001)  # the workers fall asleep
         team.launch(ctypes.addressof(job), is_long=repeat % 2 == 0)
-    assert counts[:num_chunks].eq(50).all() and counts[num_chunks] == 0
+    assert counts[:num_chunks].eq(50).all()
+    assert counts[num_chunks] == 0
     team.close()
     team.launch(ctypes.addressof(job), is_long=False)
     assert counts[:num_chunks].eq(51).all()

@@ -31,7 +31,7 @@ class FullAttentionState(AttentionState):
     def allocate(self, num_pages: int) -> None:
         shape = (num_pages, *self._page_shape)
         if self.device.type == "cpu":
-            # Fresh memory: an allocator might hand out some used before, whose stale NaN would reach a result as 0 * NaN.
+            # Fresh memory: in some used before, a stale NaN would reach a result as 0 * NaN.
             self._pool = empty_huge(shape, self._dtype)
         else:
             self._pool = torch.zeros(shape, dtype=self._dtype, device=self.device)

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from models.packaged import pull
 from serve.httpserver.app import create_app
+from serve.httpserver.connection import server_options
 from serve.httpserver.metrics import HttpMetrics
 from serve.httpserver.process import QuietServer
 from serve.httpserver.request_service import RequestService, ServiceSettings
@@ -120,7 +121,7 @@ def run() -> Callable[[Any], Any]:
 @asynccontextmanager
 async def listening(app: FastAPI) -> AsyncIterator[str]:
     """The app behind a real uvicorn on loopback; gives its address."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None, access_log=False)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, **server_options())
     server = QuietServer(config)
     serving = asyncio.get_running_loop().create_task(server.serve())
     while not server.started:

@@ -104,6 +104,15 @@ def test_eos_is_counted_but_not_shown(bench, run):
     assert body["usage"]["completion_tokens"] == 3
 
 
+def test_ends_that_only_the_tokenizer_names_end_a_generation_too(bench, run):
+    ends = sorted(bench.tokenizer.eos_token_ids)
+    body = {"model": "smol", "prompt": "Hi"}
+    run(ask(bench, URL, body))
+    run(ask(bench, URL, body | {"stop_token_ids": [9]}))
+    run(ask(bench, URL, body | {"stop_token_ids": [9], "ignore_eos": True}))
+    assert [request.sampling.stop_token_ids for request in bench.router.seen] == [ends, sorted([*ends, 9]), [9]]
+
+
 @pytest.mark.parametrize(
     ("prompt", "num_choices"),
     [("Hi", 1), ([19556, 905], 1), (["a", "b", "c"], 3), ([[1, 2], [3]], 2)],

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -107,7 +108,7 @@ class Router(threading.Thread):
         super().__init__(daemon=True)
         self.run_dir, self.table, self.epoch = run_dir, table, epoch
         self.servers: list[int] = []
-        self.aborts = 0
+        self.aborts = self.seen = 0
         self.silent = False
         self.ready, self.ends = threading.Event(), threading.Event()
 
@@ -117,6 +118,7 @@ class Router(threading.Thread):
         while not self.ends.is_set():
             for message in inbox.receive(0.05):
                 self.aborts += isinstance(message, AbortRequest)
+                self.seen += isinstance(message, SubmitRequest)
                 if isinstance(message, SubmitRequest) and not self.silent:
                     way = ways.setdefault(message.server, Outbox(self.run_dir, f"http-{message.server}"))
                     self.answer(message, way)
@@ -192,6 +194,38 @@ def test_it_serves_survives_an_engine_restart_and_stops(start, run_dir):
     assert second.aborts == 1
     second.ends.set()
     server.stop()
+
+
+def test_a_stop_ends_running_requests_with_an_error_and_without_a_trace(start, run_dir, capfd):
+    server = start()
+    server.first_messages()
+    router = Router.start_new(run_dir, server.table, 1)
+    server.tell(engine_up(1))
+    assert ask_until_up(server.url).status_code == 200
+    router.silent = True
+    host, port = server.listening.getsockname()
+    half = socket.create_connection((host, port))
+    half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: v\r\ncontent-length: 100\r\n\r\n{")
+    with ThreadPoolExecutor() as pool:
+        asked = [
+            pool.submit(httpx.post, server.url + "/v1/completions", json=BODY | {"stream": stream})
+            for stream in (False, True)
+        ]
+        deadline = time.monotonic() + 5
+        while router.seen < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        server.tell(StopChild(0))
+        answers = [future.result(10) for future in asked]
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert {answer.json()["error"]["message"] for answer in answers} == {"the server is stopping"}
+    assert all(answer.headers["retry-after"] for answer in answers)
+    assert half.recv(100) == b""
+    half.close()
+    assert [process.wait(5) for _, process in server.children] == [0]
+    output = "".join(capfd.readouterr())
+    assert "Traceback" not in output
+    assert "ERROR" not in output
+    router.ends.set()
 
 
 def test_metrics_add_up_over_processes_and_include_the_router(start, run_dir):

@@ -1,9 +1,12 @@
 """Everything a client can get wrong has an error in OpenAI's shape that names the field; nothing is a 500."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
+
+from serve.httpserver import bodies
 
 URL = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -305,3 +308,45 @@ def test_error_bodies_are_json(bench, run):
     response = run(send(bench, "GET", "/v1/models/%FF%00%ED%A0%80"))
     assert response.status_code == 404
     assert json.loads(response.content)
+
+
+def test_a_text_that_can_never_be_a_prompt_is_not_tokenized(bench, run):
+    async def scenario():
+        async with bench.client() as client:
+            text = "a" * (bench.tokenizer.max_token_chars * 256 + 1)
+            return await client.post("/tokenize", json={"prompt": text})
+
+    response = run(scenario())
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_one_prompt_that_is_too_long_is_refused_before_the_others_are_tokenized(bench, run, monkeypatch):
+    tokenized = []
+    encode = bench.tokenizer.encode
+    monkeypatch.setattr(
+        bench.tokenizer, "encode", lambda text, special: tokenized.append(text) or encode(text, special)
+    )
+
+    async def scenario():
+        async with bench.client() as client:
+            return await client.post("/v1/completions", json={"model": "smol", "prompt": ["a " * 300] * 5})
+
+    assert run(scenario()).status_code == 400
+    assert len(tokenized) == 1
+
+
+def test_large_bodies_are_decoded_beside_the_event_loop(bench, run, monkeypatch):
+    threads = set()
+    decode = bodies.decode_json
+    monkeypatch.setattr(
+        bodies, "decode_json", lambda body: threads.add(threading.current_thread().name) or decode(body)
+    )
+
+    async def scenario():
+        async with bench.client() as client:
+            return await client.post("/detokenize", json={"tokens": [19556] * 100_000})
+
+    response = run(scenario())
+    assert response.json() == {"prompt": "Hello" * 100_000}
+    assert "MainThread" not in threads

@@ -147,7 +147,7 @@ def test_a_flush_by_root_leaves_other_roots_and_waits_for_pins():
     filling = request("mine", "a", "b", "c")
     claim = bench.claim(filling)
     handlers = control_handlers(bench.manager)
-    assert handlers["flush"](root=mine.root.hex()) == {"dropped": 3}
+    assert handlers["flush"](root=mine.root.hex()) == {"dropped": 3, "lower_dropped": 0, "leaving": 0}
     assert (bench.present(mine), bench.present(other)) == ([False, False], [True])
     bench.assert_sound()
     assert bench.host.directory.slots_pinned == 2
@@ -158,7 +158,7 @@ def test_a_flush_by_root_leaves_other_roots_and_waits_for_pins():
     bench.begin(lease.job)
     bench.answer(lease.job)
     bench.assert_idle()
-    assert handlers["flush"]() == {"dropped": 3}
+    assert handlers["flush"]() == {"dropped": 3, "lower_dropped": 0, "leaving": 0}
     assert bench.host.pool.num_free == 64
 
 

@@ -392,3 +392,21 @@ def test_kills_at_any_moment_lose_nothing_that_was_done_and_serve_nothing_wrong(
     assert all(disk.is_good(name) for name in present)
     assert disk.tier.check_integrity() == []
     disk.tier.close(10)
+
+
+def test_evicted_objects_leave_when_their_rows_are_gone(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.store("a", "b")
+    disk.load("a")
+    found = disk.tier.statistics()
+    assert (found["bytes_stored"], found["bytes_loaded"], found["objects_bytes"]) == (8192, 4096, 8192)
+    assert (sum(found["store_times"]["counts"]), sum(found["load_times"]["counts"])) == (2, 1)
+    assert (found["queued"], found["in_flight"], found["leaving"]) == (0, 0, 0)
+    disk.tier.evict_root(None)
+    assert disk.tier.num_leaving() == 2
+    deadline = time.monotonic() + 60
+    while disk.tier.num_leaving():
+        assert time.monotonic() < deadline
+        disk.tier.poll_finished()
+    disk.tier.close(10)
+    assert DiskIndex(tmp_path).objects(1) == []

@@ -41,3 +41,21 @@ def test_impossible_samples_are_ignored():
     model.observe(0, 0, 1.0, 0.0)
     assert model.prefill_tokens_per_s(0.0) == pytest.approx(1000.0)
     assert model.decode_step_s(0.0) == pytest.approx(0.02)
+
+
+def test_loads_are_measured_and_fade_to_the_prior():
+    costs = CostModel(CostPrior(load_bytes_per_s=1e9, promotion_bytes_per_s=1e8))
+    assert costs.load_bytes_per_s(0.0) == 1e9
+    costs.observe_load(1_000_000_000, 10.0, 0.0)
+    assert 1e8 <= costs.load_bytes_per_s(0.0) < 1.1e8
+    assert costs.load_bytes_per_s(3000.0) > 0.99e9
+    assert costs.promotion_bytes_per_s(0.0) == 1e8
+    costs.observe_promotion(1_000_000_000, 1.0, 0.0)
+    assert costs.promotion_bytes_per_s(0.0) > 9e8
+
+
+def test_a_load_waits_for_its_promotions():
+    costs = CostModel(CostPrior(load_bytes_per_s=1e9, promotion_bytes_per_s=1e8))
+    from_host, from_disk = costs.load_s(10**8, 0, 0.0), costs.load_s(10**8, 10**8, 0.0)
+    assert 0.1 < from_host < 0.11
+    assert 1.1 < from_disk < 1.11

@@ -32,8 +32,9 @@ class RouterMachine(RuleBasedStateMachine):
         num_ranks=st.integers(1, 2),
         max_rows=st.integers(1, 5),
         budget=st.sampled_from([8, 24, 64]),
-        with_cache=st.booleans(),
-        num_slots=st.sampled_from([3, 8, 12, 40]),
+        with_cache=st.sampled_from([False, True, True, True]),
+        is_warm=st.booleans(),
+        num_slots=st.sampled_from([3, 8, 20, 40]),
         options=st.fixed_dictionaries(
             {
                 "by_priority": st.booleans(),
@@ -44,7 +45,7 @@ class RouterMachine(RuleBasedStateMachine):
             }
         ),
     )
-    def start(self, num_pages, num_ranks, max_rows, budget, with_cache, num_slots, options) -> None:
+    def start(self, num_pages, num_ranks, max_rows, budget, with_cache, is_warm, num_slots, options) -> None:
         settings = {
             "num_pages": num_pages,
             "num_ranks": num_ranks,
@@ -54,6 +55,13 @@ class RouterMachine(RuleBasedStateMachine):
             **options,
         }
         self.harness = TierHarness(num_slots, **settings) if with_cache else Harness(**settings)
+
+        if self.tiers is not None and is_warm:
+            for prompt in (PROMPTS[-3], PROMPTS[-2]):
+                client = self.harness.submit(prompt, max_tokens=1)
+                self.harness.run()
+                self._check_tokens(client)
+            self.tiers.evict_device()
 
     @property
     def tiers(self) -> TierHarness | None:
@@ -68,6 +76,9 @@ class RouterMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
     )
+    def submit_some(self, prompt, max_tokens, count, ignore_eos, server, priority, prompt_logprobs) -> None:
+        self.submit(prompt, max_tokens, count, ignore_eos, server, priority, prompt_logprobs)
+
     def submit(self, prompt, max_tokens, count, ignore_eos, server, priority, prompt_logprobs) -> None:
         if len(self.living) > 20:
             return
@@ -164,27 +175,57 @@ class RouterMachine(RuleBasedStateMachine):
             self.tiers.manager.host.directory.drop(page, DropReason.EVICTED)
 
     @precondition(lambda self: self.tiers)
-    @rule()
-    def flush_all(self) -> None:
+    @rule(count=st.integers(1, 4))
+    def mail_is_quick(self, count: int) -> None:
+        """Messages arrive, jobs take their time."""
+        for _ in range(count):
+            self.tiers.deliver_to_manager()
+            self.tiers.deliver_to_router()
+
+    @precondition(lambda self: self.tiers and self.tiers.manager)
+    @rule(
+        prompts=st.lists(st.sampled_from(PROMPTS[-5:]), min_size=1, max_size=3),
+        max_tokens=st.integers(1, 60),
+        num_hops=st.integers(0, 4),
+        all_run=st.booleans(),
+    )
+    def load_something(self, prompts, max_tokens: int, num_hops: int, all_run: bool) -> None:
+        """Requests whose pages are in the host only, stopped somewhere on their way."""
+        if all_run:
+            self.tiers.is_mailbox_full = False
+            self.tiers.run()
+        self.evict_device()
+        for prompt in prompts:
+            self.submit(prompt, max_tokens, 1, True, 0, 0, None)
+        for _ in range(num_hops):
+            self.tiers.deliver_to_manager()
+            self.tiers.deliver_to_router()
+
+    @rule(what=st.sampled_from(["nothing", "nothing", "device", "all"]))
+    def flush(self, what: str) -> None:
+        if what == "nothing":
+            return
         self.harness.router.flush(quiet_s=1.0)
-        if self.tiers.manager is not None:
+        if what == "all" and self.tiers is not None and self.tiers.manager is not None:
             self.tiers.manager.flush()
         self.harness.router.open_tiers()
 
     @precondition(lambda self: self.tiers)
-    @rule(loses_mail=st.booleans())
-    def manager_dies_or_lives(self, loses_mail: bool) -> None:
+    @rule(loses_mail=st.booleans(), dies=st.sampled_from([True, False, False]))
+    def manager_dies_or_lives(self, loses_mail: bool, dies: bool) -> None:
         if self.tiers.manager is None:
             self.tiers.restart_manager()
+            return
+        if not dies:
             return
         self.tiers.kill_manager()
         if loses_mail:
             self.tiers.to_manager.clear()
 
     @precondition(lambda self: self.tiers)
-    @rule(is_full=st.booleans())
-    def mailbox_fills_or_drains(self, is_full: bool) -> None:
-        self.tiers.is_mailbox_full = is_full
+    @rule(fullness=st.sampled_from([True, False, False]))
+    def mailbox_fills_or_drains(self, fullness: bool) -> None:
+        self.tiers.is_mailbox_full = fullness
 
     # --- time ---
 
@@ -192,10 +233,6 @@ class RouterMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.harness.clock.advance(seconds)
         self.harness.router.turn([])
-
-    @rule()
-    def flush(self) -> None:
-        self.harness.router.flush()
 
     @invariant()
     def the_books_add_up(self) -> None:

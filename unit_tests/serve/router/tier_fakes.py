@@ -201,11 +201,13 @@ class TierHarness(Harness):
         self.is_mailbox_full = False
         if self.manager is None:
             self.restart_manager()
-        for _ in range(60):
+        for _ in range(20):
             self.run()
-            self.clock.advance(0.5)
+            self.clock.advance(1.0)
             self.manager.tick()
             self.router.turn([])
+            if not self.router.requests and not len(self.tiers.write_back) and not len(self.manager.host.leases):
+                return
 
     def run(self, max_steps: int = 3000) -> None:
         """Until nothing is in flight anywhere."""

@@ -53,6 +53,7 @@ class FakeRouter:
         self.cached = [0, 0, 0]
         self.refuse: tuple[int, str] | None = None
         self.tokens_a_step = 1
+        self.step_s = 0.0
         self.messages: list[Message] = []
         self.running: dict[int, FakeRequest] = {}
         self.seen: list[FakeRequest] = []
@@ -88,7 +89,7 @@ class FakeRouter:
 
     async def _run(self) -> None:
         while self.running and self.auto:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.step_s)
             self.step()
 
     def _end(self, slot: int, generation: int) -> None:
