@@ -182,8 +182,10 @@ def main() -> int:
         with serve(directory / "run", directory / "log", str(model.path), *FLAGS, *flags) as server:
             soak = Soak(CacheServer(server, model), prompts, options.seed)
             soak.run(options.seconds)
-            CacheServer(server, model).check_clean()
+            cache = CacheServer(server, model).check_clean()
     print(summarize(soak, options.seconds))
+    names = ("pages_published", "pages_persisted", "pages_promoted", "drops", "checksum_failures", "lower_tier")
+    print("; ".join(f"{name} {cache[name]}" for name in names))
     problems = judge(soak, is_long=options.seconds >= 300)
     for problem in problems:
         print(f"PROBLEM: {problem}")

@@ -124,7 +124,10 @@ def test_damage_is_a_miss(start_tiers: Start, tmp_path: Path, damage: Callable[[
         cache = server.check_clean()
         log = server.server.log_path.read_text()
     if damage is damage_objects:
-        assert cache["lower_tier"]["corrupt"] > 0, cache["lower_tier"]
+        assert cache["lower_tier"]["loads_corrupt"] > 0, cache["lower_tier"]
+    elif damage is truncate_index:
+        assert cache["lower_tier"]["index_resets"] == 1, cache["lower_tier"]
+    assert "disk cache: " in log
     assert "Traceback" not in log
 
 
