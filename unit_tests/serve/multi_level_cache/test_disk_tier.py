@@ -413,3 +413,13 @@ def test_evicted_objects_leave_when_their_rows_are_gone(tmp_path: Path) -> None:
         disk.tier.poll_finished()
     disk.tier.close(10)
     assert DiskIndex(tmp_path).objects(1) == []
+
+
+def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    load_or_create_key(tmp_path)
+    disk = Disk(tmp_path)
+    disk.store("a")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"index.sqlite", "index.sqlite-wal", "key", "lock", "segment-00000001"} <= names
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    disk.tier.close(10)
