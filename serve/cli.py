@@ -14,7 +14,7 @@ from serve.cli_parser import LineParser, add_config_flags, parse_line
 from serve.config_sources import did_you_mean
 from serve.errors import ConfigError, LaunchError, UserError
 
-BENCHMARKS = ("static", "serve")
+BENCHMARKS = ("static", "serve", "cache")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,7 +92,9 @@ def _pull(words: list[str]) -> int:
 
 def _bench(words: list[str]) -> int:
     parser = LineParser("varve bench", "Measure a server, or the engine without one.")
-    parser.add_argument("benchmark", choices=BENCHMARKS, help="static: no HTTP; serve: load over HTTP")
+    parser.add_argument(
+        "benchmark", choices=BENCHMARKS, help="static: no HTTP; serve: load over HTTP; cache: what tiers gain"
+    )
     options = parse_line(parser, words[:1])
     module = import_module(f"serve.bench.{options.benchmark}")
     own = LineParser(f"varve bench {options.benchmark}", (module.__doc__ or "").strip().split("\n")[0])
@@ -101,7 +103,13 @@ def _bench(words: list[str]) -> int:
     return run(parse_line(own, words[1:])) or 0
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "pull": _pull, "bench": _bench}
+def _cache(words: list[str]) -> int:
+    from serve.cache_cli import run
+
+    return run(words)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "pull": _pull, "bench": _bench, "cache": _cache}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from serve.httpserver.answers import encode_json
+from serve.httpserver.cache_metrics import cache_families, rest_of_router
 from serve.httpserver.errors import ApiError, ErrorBody
 from serve.httpserver.metrics import flatten_statistics, render
 from serve.httpserver.openai_responses import AdminResult, HealthResult
@@ -21,7 +22,7 @@ PARTS = {
     "worker": "control-worker-0",
     "launcher": "control-launcher",
 }
-CONTROL_TIMEOUT_S = 5.0
+METRICS_TIMEOUT_S = 2.0
 LONG_CONTROL_TIMEOUT_S = 120.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,15 +62,13 @@ async def readiness(request: Request) -> Response:
 
 @health_router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics of all HTTP processes, and of the router."""
+    """Prometheus metrics of all HTTP processes, of the router and of the cache's tiers."""
     state = state_of(request)
     update_gauges(state)
     total = state.service.metrics if state.board is None else state.board.total()
-    parts: dict[str, Any] = {"varve_engine_up": float(state.service.is_up)}
-    if state.service.is_up:
-        for part in ("router", "cache"):
-            parts.update(await _statistics_of(state, part))
-    return Response(render(total, parts), media_type=METRICS_TYPE)
+    router, cache = await asyncio.gather(_statistics_of(state, "router"), _statistics_of(state, "cache"))
+    parts = {"varve_engine_up": float(state.service.is_up), **flatten_statistics("router", rest_of_router(router))}
+    return Response(render(total, parts, cache_families(router, cache)), media_type=METRICS_TYPE)
 
 
 def update_gauges(state: AppState) -> None:
@@ -80,18 +79,18 @@ def update_gauges(state: AppState) -> None:
 
 
 async def _statistics_of(state: AppState, part: str) -> dict[str, Any]:
+    """Empty when the part is away or late: its absence is no reason to show nothing of the others."""
     run_dir = state.settings.run_dir
     if run_dir is None or not (run_dir / f"{PARTS[part]}.sock").exists():
         return {}
     try:
-        return flatten_statistics(part, await asyncio.to_thread(_call, run_dir, part, "statistics", {}))
+        found = await asyncio.to_thread(_call, run_dir, part, "statistics", {}, METRICS_TIMEOUT_S)
     except ControlError:
         return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _call(
-    run_dir: Path, part: str, method: str, arguments: dict[str, Any], timeout_s: float = CONTROL_TIMEOUT_S
-) -> Any:
+def _call(run_dir: Path, part: str, method: str, arguments: dict[str, Any], timeout_s: float) -> Any:
     """One control call on a connection of its own. Raises ControlError."""
     client = ControlClient(run_dir, PARTS[part], timeout_s)
     try:

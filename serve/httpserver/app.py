@@ -7,6 +7,7 @@ from pydantic.json_schema import models_json_schema
 
 from serve.httpserver.admin import admin_router, health_router
 from serve.httpserver.bodies import LingeringRefusal
+from serve.httpserver.cache_routes import cache_router
 from serve.httpserver.errors import install_handlers
 from serve.httpserver.metrics import MetricsBoard
 from serve.httpserver.middleware import RequestContext
@@ -25,7 +26,7 @@ def create_app(service: RequestService, settings: AppSettings, board: MetricsBoa
     numbers = service.settings
     encoder = PromptEncoder(service.tokenizer, numbers.vocab_size, numbers.max_total_tokens)
     app.state.varve = AppState(settings, service, encoder, board)
-    for router in (openai_router, health_router, admin_router):
+    for router in (openai_router, health_router, admin_router, cache_router):
         app.include_router(router)
     install_handlers(app)
     app.add_middleware(LingeringRefusal)

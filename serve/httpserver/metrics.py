@@ -154,9 +154,10 @@ def _read_snapshot(path: Path) -> Snapshot | None:
 class _Collector:
     """Gives the prometheus library the numbers in its own form."""
 
-    def __init__(self, total: HttpMetrics, parts: dict[str, Any]) -> None:
+    def __init__(self, total: HttpMetrics, parts: dict[str, Any], families: Iterable[Any]) -> None:
         self._total = total
         self._parts = parts
+        self._families = list(families)
 
     def collect(self) -> Iterable[Any]:
         for name, counter in self._total.counters().items():
@@ -170,6 +171,7 @@ class _Collector:
             yield GaugeMetricFamily(name, _help_of(name), value)
         for name, value in self._parts.items():
             yield _family_of_part(name, value)
+        yield from self._families
 
 
 def _family_of_part(name: str, value: Any) -> Any:
@@ -210,9 +212,9 @@ def flatten_statistics(area: str, statistics: Any) -> dict[str, Any]:
     return found
 
 
-def render(total: HttpMetrics, parts: dict[str, Any]) -> bytes:
-    """The text of /metrics; parts: what `flatten_statistics` gave of other processes."""
+def render(total: HttpMetrics, parts: dict[str, Any], families: Iterable[Any] = ()) -> bytes:
+    """The text of /metrics; parts: what `flatten_statistics` gave of other processes; families: further ones."""
     registry = CollectorRegistry()
-    registry.register(_Collector(total, parts))
+    registry.register(_Collector(total, parts, families))
     text: bytes = generate_latest(registry)
     return text

@@ -58,6 +58,7 @@ def statistics(manager: CacheManager) -> dict[str, Any]:
     host = manager.host
     data = host.stats.as_data()
     data["slots"] = {
+        "slot_bytes": host.arena.shape.slot_bytes,
         "total": host.arena.shape.num_slots,
         "backed": host.pool.num_backed,
         "free": host.pool.num_free,

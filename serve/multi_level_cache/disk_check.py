@@ -33,7 +33,7 @@ class Problem:
 
 @dataclass
 class CheckReport:
-    """What a check found. num_unknown: objects whose format no server has left, so that their bytes were not checked."""
+    """What a check found. num_unknown: objects of a format that no server has left, whose bytes were not checked."""
 
     num_segments: int = 0
     num_objects: int = 0

@@ -22,8 +22,10 @@ create table objects (segment integer not null, slot integer not null, name blob
     root blob not null, checksums blob not null, last_use real not null, primary key (segment, slot)) without rowid;
 """
 # Apart from the rest: an index that was made without it gets it at its next start.
-_FORMATS = """create table if not exists formats (namespace blob not null, grp text not null, group_index integer not null,
-    page_tokens integer not null, unit_bytes text not null, primary key (namespace, grp)) without rowid"""
+_FORMATS = """
+create table if not exists formats (namespace blob not null, grp text not null, group_index integer not null,
+    page_tokens integer not null, unit_bytes text not null, primary key (namespace, grp)) without rowid
+"""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class DiskIndex:
         rows = self._connection.execute(
             "select grp, group_index, page_tokens, unit_bytes from formats where namespace = ?", (namespace,)
         )
-        return {row[0]: ObjectFormat(*row[:3], tuple(int(size) for size in row[3].split())) for row in rows}
+        return {row[0]: ObjectFormat(row[0], row[1], row[2], tuple(map(int, row[3].split()))) for row in rows}
 
     def set_formats(self, namespace: bytes, formats: Iterable[ObjectFormat]) -> None:
         """Keep what a checker without the model needs; forget namespaces of which no segment is left."""

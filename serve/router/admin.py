@@ -68,6 +68,7 @@ class RouterAdmin:
                 "used": group.num_used,
                 "cached": group.num_cached,
                 "evicted": group.num_evicted,
+                "page_bytes": engine.facts.page_bytes.get(name, 0),
             }
         return result
 

@@ -60,7 +60,7 @@ def test_flags_reach_the_config(launched: list[ServeConfig], words: list[str], e
         (["serve", "m", "--mem_fraction", "nan"], "--mem_fraction: input should be"),
         (["serve", "m", "--device", "tpu"], "--device: input should be 'auto', 'cpu' or 'cuda', got 'tpu'"),
         (["serve", "m", "--config", "/no/such/file"], "cannot read /no/such/file: No such file or directory"),
-        (["serv", "m"], "unknown command 'serv'; the commands are serve, pull, bench; did you mean serve?"),
+        (["serv", "m"], "unknown command 'serv'; the commands are serve, pull, bench, cache; did you mean serve?"),
         (["--verbose"], "unknown flag --verbose"),
         (["bench", "nonsense"], "argument benchmark: invalid choice: 'nonsense'"),
         (["bench"], "the following arguments are required: benchmark"),

@@ -158,7 +158,7 @@ def test_a_flush_by_root_leaves_other_roots_and_waits_for_pins():
     bench.begin(lease.job)
     bench.answer(lease.job)
     bench.assert_idle()
-    assert handlers["flush"]() == {"dropped": 3}
+    assert handlers["flush"]() == {"dropped": 3, "lower_dropped": 0, "leaving": 0}
     assert bench.host.pool.num_free == 64
 
 

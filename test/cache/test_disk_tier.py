@@ -1,0 +1,156 @@
+"""The disk tier through the whole engine, in float32, over stops, kills, other TP sizes and damage."""
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tiny_engine import BOUNDARY_LENGTHS, CacheServer, Load, Tokens, make_prompt, make_trees, usable
+
+Start = Callable[..., contextlib.AbstractContextManager[CacheServer]]
+SLOT = 8192
+
+
+def boundary_prompts() -> list[Tokens]:
+    return [make_prompt(length, ("boundary", length)) for length in BOUNDARY_LENGTHS]
+
+
+def disk_tokens(server: CacheServer, prompts: list[Tokens], attempts: int = 4) -> list[int]:
+    """Tokens of each that came from disk, the first time that a load paid."""
+    found = [0] * len(prompts)
+    for _ in range(attempts):
+        left = [index for index, prompt in enumerate(prompts) if not found[index] and usable(prompt)]
+        for index in left:
+            answer = server.check(prompts[index])
+            found[index] = answer.disk + answer.host  # the host has what an earlier attempt promoted
+        server.flush_device()
+    return found
+
+
+def kill_all(server: CacheServer) -> None:
+    """SIGKILL to every process at once."""
+    processes = [*server.server.children(), psutil.Process(server.server.process.pid)]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            os.kill(process.pid, signal.SIGKILL)
+    server.server.process.wait(10)
+    psutil.wait_procs(processes, 5)
+
+
+def test_restarts_over_tp_sizes(start_tiers: Start, tmp_path: Path):
+    """TP 2 writes and TP 1 reads; then TP 1 writes and TP 2 reads."""
+    prompts, later = boundary_prompts(), [make_prompt(85, ("later", number)) for number in range(6)]
+    disk = tmp_path / "pages"
+    with start_tiers("--tp", "2", disk=disk) as server:
+        assert all(answer.cached == 0 for answer in server.check_all(prompts, 8))
+        server.check_clean()
+    with start_tiers(disk=disk) as server:
+        assert disk_tokens(server, prompts) == [usable(prompt) for prompt in prompts]
+        server.check_all(later)
+        server.check_clean()
+    with start_tiers("--tp", "2", disk=disk) as server:
+        assert disk_tokens(server, later) == [usable(prompt) for prompt in later]
+        server.check_clean()
+
+
+def test_kills_of_everything_under_load(start_tiers: Start, tmp_path: Path):
+    prompts, disk = make_trees(8, 6, "killed"), tmp_path / "pages"
+    for moment in (0.3, 1.0, 2.0):
+        with start_tiers("--max_total_token_num", "2048", disk=disk, host_pages=200) as server:
+            with Load(server, prompts) as load:
+                time.sleep(moment + random.random() / 2)
+                kill_all(server)
+            assert load.wrong == []
+    with start_tiers(disk=disk) as server:
+        answers = server.check_all(prompts, 16)
+        assert any(answer.disk for answer in answers)
+        server.check_clean()
+
+
+def damage_objects(disk: Path) -> None:
+    """A fifth of the slots gets a flipped bit, a fifth is exchanged with its neighbours, the last tenth is cut off."""
+    with contextlib.closing(sqlite3.connect(disk / "index.sqlite")) as index:
+        (segment,) = {row[0] for row in index.execute("select segment from objects")}
+        slots = sorted(row[0] for row in index.execute("select slot from objects"))
+    (path,) = disk.glob(f"segment-*{segment}")
+    with path.open("r+b") as file:
+        for slot in slots[::5]:
+            file.seek(slot * SLOT + 1234)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 16]))
+        for first, second in zip(slots[1::10], slots[2::10], strict=False):
+            file.seek(first * SLOT)
+            one = file.read(SLOT)
+            file.seek(second * SLOT)
+            two = file.read(SLOT)
+            for slot, data in ((first, two), (second, one)):
+                file.seek(slot * SLOT)
+                file.write(data)
+        file.truncate(slots[len(slots) * 9 // 10] * SLOT + 100)
+
+
+def delete_segments(disk: Path) -> None:
+    for path in disk.glob("segment-*"):
+        path.unlink()
+
+
+def truncate_index(disk: Path) -> None:
+    os.truncate(disk / "index.sqlite", 5000)
+
+
+def delete_index(disk: Path) -> None:
+    for path in disk.glob("index.sqlite*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "finds_some"),
+    [(damage_objects, True), (delete_segments, False), (truncate_index, False), (delete_index, False)],
+)
+def test_damage_is_a_miss(start_tiers: Start, tmp_path: Path, damage: Callable[[Path], None], finds_some: bool):
+    prompts = [make_prompt(16 * 4 + 5, ("damage", number)) for number in range(24)]
+    with _written_once(start_tiers, tmp_path / "pages", prompts, damage) as server:
+        found = [answer.disk for answer in server.check_all(prompts, 4)]
+        assert sum(found) < sum(map(usable, prompts))
+        assert bool(sum(found)) is finds_some
+        cache = server.check_clean()
+        log = server.server.log_path.read_text()
+    if damage is damage_objects:
+        assert cache["lower_tier"]["corrupt"] > 0, cache["lower_tier"]
+    assert "Traceback" not in log
+
+
+@contextlib.contextmanager
+def _written_once(start: Start, disk: Path, prompts: list[Tokens], damage: Callable[[Path], None]) -> Any:
+    with start(disk=disk) as server:
+        server.check_all(prompts, 8)
+        server.settle()
+    damage(disk)
+    with start(disk=disk) as server:
+        yield server
+
+
+def test_a_small_quota_holds(start_tiers: Start, tmp_path: Path):
+    disk, quota_pages = tmp_path / "pages", 64
+    prompts = [make_prompt(16 * 5 + 3, ("quota", number)) for number in range(40)]
+    with start_tiers(disk=disk, disk_pages=quota_pages, host_pages=64) as server:
+        for _ in range(2):
+            server.check_all(prompts, 16)
+            server.flush_device()
+            assert sum(path.stat().st_size for path in disk.glob("segment-*")) <= quota_pages * SLOT
+        server.check_clean()
+
+
+def test_a_directory_that_cannot_be_used_is_refused_with_one_line(start_tiers: Start, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(pytest.fail.Exception, match="disk cache") as failure, contextlib.ExitStack() as stack:
+        stack.enter_context(start_tiers(disk=tmp_path / "file" / "pages"))
+    assert "Traceback" not in str(failure.value)
