@@ -25,7 +25,9 @@ def spec(site: str, *faults: str) -> list[str]:
 def test_faults_of_every_kind_at_every_site(start_tiers: Callable[..., Any], tmp_path: Any):
     """The working set is three times the host, so that all sites have work all the time."""
     kinds = ("delay=0.05:p=0.1", "fail:p=0.1", "drop:p=0.1", "bitflip:p=0.2")
-    rules = [rule for site in ("host.copy_in", "host.copy_out", "disk.read", "disk.write") for rule in spec(site, *kinds)]
+    rules = [
+        rule for site in ("host.copy_in", "host.copy_out", "disk.read", "disk.write") for rule in spec(site, *kinds)
+    ]
     prompts = make_trees(12, 6, "faults", 4 * 16)
     flags = (*POOL, "--fault_inject", ",".join(rules))
     with start_tiers(*flags, host_pages=HOST_PAGES, disk=tmp_path / "pages") as server:
@@ -36,7 +38,8 @@ def test_faults_of_every_kind_at_every_site(start_tiers: Callable[..., Any], tmp
                 server.call("router", "flush")
         statistics = server.check_clean()
     assert load.wrong == []
-    assert load.num_right and not load.num_errors
+    assert load.num_right
+    assert not load.num_errors
     assert statistics["checksum_failures"] > 0, statistics
     faults = statistics["lower_tier"]["faults"]
     for kind in ("delay", "fail", "drop"):
