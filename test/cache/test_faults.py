@@ -43,7 +43,8 @@ def test_faults_of_every_kind_at_every_site(start_tiers: Callable[..., Any], tmp
     assert statistics["checksum_failures"] > 0, statistics
     faults = statistics["lower_tier"]["faults"]
     for kind in ("delay", "fail", "drop"):
-        assert faults.get(f"disk.read:{kind}") and faults.get(f"disk.write:{kind}"), faults
+        assert faults.get(f"disk.read:{kind}"), faults
+        assert faults.get(f"disk.write:{kind}"), faults
 
 
 @pytest.mark.parametrize(
