@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-NUM_TOKENS = 16
-NUM_PROMPT = 200  # three full pages of 64, all cached
-NUM_CACHED = 192
+NUM_TOKENS = 8
+NUM_PROMPT = 140  # two full pages of 64, all cached
+NUM_CACHED = 128
 NUM_TOP = 5
 NUM_ALONE = 8
 LARGEST = 1.0  # of a single log-probability; a wrong page gives several

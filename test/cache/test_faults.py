@@ -11,7 +11,7 @@ POOL = ("--max_total_token_num", "2048")
 HOST_PAGES = 128
 
 
-def run_rounds(server: CacheServer, prompts: list[Tokens], num_rounds: int, seconds: float = 30.0) -> None:
+def run_rounds(server: CacheServer, prompts: list[Tokens], num_rounds: int) -> None:
     """All prompts by 16 streams, again and again, the device emptied in between."""
     for _ in range(num_rounds):
         server.check_all(prompts, NUM_STREAMS)
@@ -25,7 +25,9 @@ def spec(site: str, *faults: str) -> list[str]:
 def test_faults_of_every_kind_at_every_site(start_tiers: Callable[..., Any], tmp_path: Any):
     """The working set is three times the host, so that all sites have work all the time."""
     kinds = ("delay=0.05:p=0.1", "fail:p=0.1", "drop:p=0.1", "bitflip:p=0.2")
-    rules = [rule for site in ("host.copy_in", "host.copy_out", "disk.read", "disk.write") for rule in spec(site, *kinds)]
+    rules = [
+        rule for site in ("host.copy_in", "host.copy_out", "disk.read", "disk.write") for rule in spec(site, *kinds)
+    ]
     prompts = make_trees(12, 6, "faults", 4 * 16)
     flags = (*POOL, "--fault_inject", ",".join(rules))
     with start_tiers(*flags, host_pages=HOST_PAGES, disk=tmp_path / "pages") as server:
@@ -36,11 +38,13 @@ def test_faults_of_every_kind_at_every_site(start_tiers: Callable[..., Any], tmp
                 server.call("router", "flush")
         statistics = server.check_clean()
     assert load.wrong == []
-    assert load.num_right and not load.num_errors
+    assert load.num_right
+    assert not load.num_errors
     assert statistics["checksum_failures"] > 0, statistics
     faults = statistics["lower_tier"]["faults"]
     for kind in ("delay", "fail", "drop"):
-        assert faults.get(f"disk.read:{kind}") and faults.get(f"disk.write:{kind}"), faults
+        assert faults.get(f"disk.read:{kind}"), faults
+        assert faults.get(f"disk.write:{kind}"), faults
 
 
 @pytest.mark.parametrize(

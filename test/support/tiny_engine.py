@@ -221,5 +221,3 @@ def make_trees(num_roots: int, num_branches: int, seed: Any, length: int = 5 * P
         for index, root in enumerate(roots)
         for branch in range(num_branches)
     ]
-
-
