@@ -9,7 +9,7 @@ import pytest
 
 NUM_STREAMS = 16
 END_DEADLINE_S = 5.0
-SERVE_DEADLINE_S = 10.0
+SERVE_DEADLINE_S = 10.0  # or, where other work shares the cores, twice what the first start took
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_killed_process_costs_its_requests_an_error_and_nothing_more(served: A
     killed, ends = asyncio.run(kill_under_load(served, role))
     assert len(ends) == NUM_STREAMS
     assert max(at for at, _ in ends) - killed < END_DEADLINE_S, ends
-    assert wait_for_an_answer(served, killed) < SERVE_DEADLINE_S
+    assert wait_for_an_answer(served, killed) < max(SERVE_DEADLINE_S, 2 * served.start_s)
     served.wait_until_idle()
 
 
