@@ -47,6 +47,9 @@ class ServeConfig(BaseModel):
         None, gt=0, description="GiB of CPU memory for pages; default: 2, with --enable_cpu_cache"
     )
     cpu_cache_sync: bool = Field(False, description="copy pages to and from CPU memory without overlap (slower)")
+    cpu_cache_load_policy: Literal["auto", "always"] = Field(
+        "auto", description="auto: load pages where that is predicted to be faster than recomputing; always: load them"
+    )
     cpu_cache_store_output: bool = Field(False, description="also store pages of generated tokens in CPU memory")
     enable_disk_cache: bool = Field(False, description="keep prompt pages on disk too, over restarts")
     disk_cache_storage_size: float | None = Field(

@@ -45,8 +45,15 @@ class _Forecast:
         return self.computed_s - self.loaded_s
 
 
+# Seconds that a load may take beyond its forecast where loads are wanted whether they pay or not.
+_ALWAYS_SLACK_S = 1.0
+
+
 class LoadPolicy:
-    """Starts loads in the order of the queue, as long as pages and the share for loading allow."""
+    """Starts loads in the order of the queue, as long as pages and the share for loading allow.
+
+    loads_always: take what is there although recomputing is predicted to be done earlier.
+    """
 
     def __init__(
         self,
@@ -58,7 +65,9 @@ class LoadPolicy:
         plans: PlanMaker,
         fraction: float,
         statistics: TransferStatistics,
+        loads_always: bool = False,
     ) -> None:
+        self._loads_always = loads_always
         self.wait_deadline: float | None = None
         self._queue = queue
         self._ledger = ledger
@@ -143,7 +152,10 @@ class LoadPolicy:
         disk = self._plans.disk_bytes(plan, request.found)
         load_s = self._costs.load_s(ahead + self._plans.bytes_of(plan), disk, around.now)
         backlog_s, gained_s = around.backlog / speed, plan.num_gained * self._ledger.page_size / speed
-        return _Forecast(max(backlog_s, load_s), backlog_s + gained_s)
+        loaded_s, computed_s = max(backlog_s, load_s), backlog_s + gained_s
+        if self._loads_always:
+            computed_s = max(computed_s, loaded_s + _ALWAYS_SLACK_S)
+        return _Forecast(loaded_s, computed_s)
 
     def _refuse(self, request: Request) -> None:
         if not request.is_load_refused:

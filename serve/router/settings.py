@@ -16,8 +16,8 @@ class RouterSettings:
     """Limits and deadlines that hold from the start. max_rows: requests in the batch at most.
 
     num_servers: HTTP processes, which share the table's slots. num_layers: of the model. max_loading_fraction: of a
-    pool, in pages that are being loaded. stores_output: generated pages go to the host too. cache_is_sync: a step waits
-    for the jobs that have begun.
+    pool, in pages that are being loaded. stores_output: generated pages go to the host too. loads_always: loads are
+    not weighed against recomputing. cache_is_sync: a step waits for the jobs that have begun.
     """
 
     epoch: int
@@ -37,6 +37,7 @@ class RouterSettings:
     max_loading_fraction: float = 0.5
     stores_output: bool = False
     cache_is_sync: bool = False
+    loads_always: bool = False
     probe: ProbePolicy = field(default_factory=ProbePolicy)
 
 

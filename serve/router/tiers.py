@@ -55,6 +55,7 @@ class Tiers:
             PlanMaker(ledger, facts.page_bytes),
             settings.max_loading_fraction,
             statistics.loads,
+            settings.loads_always,
         )
         self._batch = batch
         self._cache = cache

@@ -40,7 +40,13 @@ def start_tiers(
         disk_pages: int = 2000,
         model: tiny_engine.TinyModel = tiny,
     ) -> Iterator[tiny_engine.CacheServer]:
-        sizes = ["--enable_cpu_cache", "--cpu_cache_storage_size", str(host_pages * tiny_engine.PAGE_BYTES / GIB)]
+        sizes = [
+            "--enable_cpu_cache",
+            "--cpu_cache_load_policy",
+            "always",
+            "--cpu_cache_storage_size",
+            str(host_pages * tiny_engine.PAGE_BYTES / GIB),
+        ]
         if disk is not None:
             quota = str(disk_pages * tiny_engine.PAGE_BYTES / GIB)
             sizes += ["--enable_disk_cache", "--disk_cache_dir", str(disk), "--disk_cache_storage_size", quota]
