@@ -1,6 +1,5 @@
 """The request slots that one HTTP process owns."""
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -14,13 +13,16 @@ class SlotState(Protocol):
 
 
 class SlotPool:
-    """Hands out free slots of a range. The table says which are free; the pool only saves the search."""
+    """Hands out free slots of a range. The table says which are free; the pool only saves the search.
+
+    The slot freed last is taken first, so that only as many slots as run at once ever become memory.
+    """
 
     def __init__(self, table: SlotState, owned: range) -> None:
         self._table = table
         self._owned = owned
         self._taken: set[int] = set()
-        self._free: deque[int] = deque()
+        self._free: list[int] = []
         self.rescan()
 
     @property
@@ -35,7 +37,8 @@ class SlotPool:
 
     def rescan(self) -> None:
         """Find the free slots from the table alone."""
-        self._free = deque(slot for slot in self._owned if slot not in self._taken and self._table.is_free(slot))
+        owned = reversed(self._owned)
+        self._free = [slot for slot in owned if slot not in self._taken and self._table.is_free(slot)]
 
     def take(self, count: int) -> list[int] | None:
         """`count` slots, or None and no change."""
@@ -43,7 +46,7 @@ class SlotPool:
             self.rescan()
         if len(self._free) < count:
             return None
-        slots = [self._free.popleft() for _ in range(count)]
+        slots = [self._free.pop() for _ in range(count)]
         self._taken.update(slots)
         return slots
 
