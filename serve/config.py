@@ -19,8 +19,10 @@ class ServeConfig(BaseModel):
     served_model_name: str | None = Field(None, description="name in /v1/models; default: the last part of MODEL")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    api_key: str | None = Field(None, description="require 'Authorization: Bearer KEY' on /v1 routes")
-    admin_api_key: str | None = Field(None, description="enable the admin routes and require this key on them")
+    api_key: str | None = Field(None, min_length=1, description="require 'Authorization: Bearer KEY' on /v1 routes")
+    admin_api_key: str | None = Field(
+        None, min_length=1, description="enable the admin routes and require this key on them"
+    )
     http_max_body_size: int | None = Field(None, ge=1024, description="bytes of a request; default: by the context")
     num_http_servers: int = Field(1, ge=1, le=64, description="HTTP processes that share the port")
     tp: int = Field(1, ge=1, le=64, description="tensor-parallel workers")
@@ -37,7 +39,9 @@ class ServeConfig(BaseModel):
     max_queue_size: int = Field(1024, ge=0, description="requests waiting at most; beyond it HTTP answers 429")
     batch_max_tokens: int | None = Field(None, ge=1, description="tokens a step at most; default by device")
     chunked_prefill_size: int | None = Field(None, ge=1, description="prompt tokens a request a step at most")
-    cpu_cache_token_page_size: int = Field(64, ge=16, le=256, description="tokens a page, in every tier")
+    cpu_cache_token_page_size: int = Field(
+        64, ge=16, le=256, multiple_of=16, description="tokens a page, in every tier; a multiple of 16"
+    )
     enable_cpu_cache: bool = Field(False, description="keep finished prompt pages in CPU memory too")
     cpu_cache_storage_size: float | None = Field(
         None, gt=0, description="GiB of CPU memory for pages; default: 2, with --enable_cpu_cache"

@@ -42,6 +42,8 @@ class MachineShape:
 def resolve(serve: ServeConfig, model: ModelShape, machine: MachineShape, run_dir: Path) -> ResolvedConfig:
     """Fill every default in. Raises ConfigError for values that the model or each other make impossible."""
     device = machine.device if serve.device == "auto" else serve.device
+    if device == "cuda" and machine.device != "cuda":
+        raise ConfigError("--device cuda: there is no NVIDIA device here that the installed torch can use")
     batch_max_tokens, chunked_prefill_size = resolve_token_budgets(serve, device)
     return ResolvedConfig(
         serve=serve,

@@ -26,7 +26,7 @@ def add_option_flags(parser: argparse.ArgumentParser, options: type[BaseModel]) 
     """
     for name, field in _flags(options):
         extra: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
-        default = "" if field.default in (None, {}) else f" (default: {_shown(field.default)})"
+        default = "" if field.default in (None, {}, "") else f" (default: {_shown(field.default)})"
         text = f"{field.description}{default}".replace("%", "%%")
         parser.add_argument(f"--{name}", dest=name, default=None, metavar="X", help=text, **extra)
 
@@ -55,6 +55,8 @@ def _flags(options: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
 def _shown(default: object) -> object:
     if isinstance(default, bool):
         return str(default).lower()
+    if isinstance(default, list):
+        return ",".join(str(_shown(each)) for each in default)
     return default.value if isinstance(default, Enum) else default
 
 

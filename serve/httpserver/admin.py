@@ -22,6 +22,7 @@ PARTS = {
     "worker": "control-worker-0",
     "launcher": "control-launcher",
 }
+# Scrapers wait ten seconds; a part that hangs must cost its own numbers only.
 METRICS_TIMEOUT_S = 2.0
 LONG_CONTROL_TIMEOUT_S = 120.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -61,7 +61,7 @@ class HttpMetrics:
 
     def __init__(self) -> None:
         self.requests = Counter("HTTP requests answered", ("method", "route", "status"))
-        self.prompt_tokens = Counter("Prompt tokens of accepted requests")
+        self.prompt_tokens = Counter("Prompt tokens of requests that have run")
         self.cached_tokens = Counter("Prompt tokens not computed", ("tier",))
         self.generated_tokens = Counter("Tokens generated")
         self.aborted = Counter("Sequences aborted before their end")
@@ -176,7 +176,12 @@ class _Collector:
 
 def _family_of_part(name: str, value: Any) -> Any:
     """A number or a histogram that another process reports; names in `num_` count since its start."""
-    name = f"{name[:-2]}_seconds" if name.endswith("_s") else name
+    if name.endswith("_per_s"):
+        name = f"{name}econd"
+    elif name.endswith("_s"):
+        name = f"{name}econds"
+    elif name.endswith("_total"):  # which says of a counter that it is one
+        name = f"{name.removesuffix('_total')}_capacity"
     if isinstance(value, dict):
         return _histogram_family(name, _help_of(name), value["bounds"], value["counts"], value["sum"])
     if "_num_" in name:

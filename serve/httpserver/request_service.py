@@ -253,10 +253,12 @@ class RequestService:
         if request.deadline is not None:
             request.deadline.cancel()
         self._abort(request)
-        usage = request.usage()
-        self.metrics.prompt_tokens.inc(usage.num_prompt)
-        for tier in CacheTier:
-            self.metrics.cached_tokens.inc(usage.cached[tier], tier.name.lower())
+        for sequence, prompt in zip(request.sequences[:: request.spec.n], request.spec.prompts, strict=True):
+            if sequence.cached_tokens is None:  # it was refused, or ended before its first token
+                continue
+            self.metrics.prompt_tokens.inc(len(prompt))
+            for tier in CacheTier:
+                self.metrics.cached_tokens.inc(sequence.cached_tokens[tier], tier.name.lower())
 
     def _forget(self, slot: int) -> None:
         del self._active[slot]

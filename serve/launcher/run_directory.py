@@ -40,9 +40,18 @@ class RunDirectory:
                 return cls(_prepare_requested(requested.expanduser().absolute()))
             base = find_base(environment)
             remove_leftovers(base)
-            return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=base)))
+            return cls._make_in(base)
         except OSError as error:
             raise ConfigError(f"cannot make the run directory: {error}") from error
+
+    @classmethod
+    def _make_in(cls, base: Path) -> "RunDirectory":
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        try:
+            return cls(path)
+        except OSError:  # without its file nobody would ever know the directory for a leftover
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
     def __enter__(self) -> "RunDirectory":
         return self

@@ -4,6 +4,7 @@ One connection, used by one thread at a time. Every call that changes something 
 them against writes of payload (a row only after its bytes are synced, a slot again only after its row is gone).
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class DiskIndex:
             self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
+        # Made here for its mode: SQLite gives its other files that of the first.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("pragma journal_mode = wal")

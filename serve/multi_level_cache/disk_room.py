@@ -3,6 +3,7 @@
 Nothing here waits: rows are deleted by the committer, and a slot or a segment's bytes come back when that has happened.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ NUM_THREADS = 4
 HANG_S = 30.0
 EVICT_AHEAD = 16  # free slots of a size to keep, so that a store need not wait for an eviction's transaction
 SEGMENT_PREFIX = "segment-"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,15 @@ class DiskRoom:
             excess -= row.num_bytes
 
     def _delete_strays(self, known: set[int]) -> None:
-        """Segment files without a row: their making or deleting was cut short."""
+        """Segment files without a row: their making or deleting was cut short, or the index was lost."""
+        num_strays = 0
         for path in self._options.directory.glob(f"{SEGMENT_PREFIX}*"):
             number = path.name.removeprefix(SEGMENT_PREFIX)
             if number.isdigit() and int(number) not in known:
                 path.unlink(missing_ok=True)
+                num_strays += 1
+        if num_strays:
+            logger.warning("disk cache: %d segment files that the index does not know are deleted", num_strays)
 
     def _path(self, number: int) -> Path:
         return self._options.directory / f"{SEGMENT_PREFIX}{number:08d}"

@@ -87,12 +87,16 @@ class DiskTier(SecondaryTier):
         self._evicted: list[PageKey] = []
         self._wakeup = Wakeup()
         self._counts: Counter[str] = Counter()
+        if self._index.was_reset:
+            self._counts["index_resets"] += 1
+            logger.warning("disk cache: the index in %s cannot be read; it starts empty", options.directory)
         self._begun: dict[TierTicket, float] = {}
         self._eviction_ages = AgeHistogram()
         self._times = {_LOAD: AgeHistogram(TRANSFER_BOUNDS_S), _STORE: AgeHistogram(TRANSFER_BOUNDS_S)}
         self._bytes = {_LOAD: 0, _STORE: 0}
         self._paused_until = 0.0
         self._warned_at = float("-inf")
+        self._told_of_damage_at = float("-inf")
         self._flushed_at = clock()
         self._off_reason: str | None = None
         self._is_closed = False
@@ -263,6 +267,8 @@ class DiskTier(SecondaryTier):
         self._counts[f"loads_{event.outcome.value}"] += 1
         if event.outcome is TransferOutcome.FAILED:
             self._on_error(f"a read failed: {event.error}")
+        elif event.outcome is TransferOutcome.CORRUPT:
+            self._on_damage(target)
         is_bad = event.outcome in (TransferOutcome.FAILED, TransferOutcome.CORRUPT)
         if is_bad and self._space.find(target.key) is target:
             self._room.remove([target])
@@ -356,6 +362,13 @@ class DiskTier(SecondaryTier):
         if now - self._warned_at >= PAUSE_AFTER_ERROR_S:
             self._warned_at = now
             logger.warning("disk cache: %s; nothing is stored for %d s", line, PAUSE_AFTER_ERROR_S)
+
+    def _on_damage(self, target: DiskObject) -> None:
+        """A miss that is counted; one line a minute, as what damages one page may damage many."""
+        now = self._clock()
+        if now - self._told_of_damage_at >= PAUSE_AFTER_ERROR_S:
+            self._told_of_damage_at = now
+            logger.warning("disk cache: a damaged page in segment %d is a miss; it is deleted", target.segment)
 
     def tick(self) -> None:
         hung = self._pool.num_hung(self._options.hang_s)

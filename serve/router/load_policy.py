@@ -77,6 +77,9 @@ class LoadPolicy:
         for request in list(islice(self._queue, MAX_EXAMINED)):
             if request.found is None or request.status is RequestStatus.LOADING:
                 continue
+            if self._loader.is_stuck:
+                request.load_wait_until = 0.0  # nobody knows when the load path will be free: it recomputes
+                continue
             if not (is_blocked and self.is_waiting(request, around.now)):
                 is_blocked |= not self._examine(request, is_blocked, around)
             if self.is_waiting(request, around.now):

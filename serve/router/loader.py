@@ -50,6 +50,7 @@ class Loader:
         self._loads: dict[Request, Load] = {}
         self._by_job: dict[JobId, Load] = {}
         self._orphans: dict[JobId, tuple[str, int]] = {}  # begun by loads that were given up: group, pages
+        self._stuck: set[JobId] = set()  # given up as too slow, and still running
         self._coming: dict[bytes, Load] = {}
         self._last_end = 0.0
 
@@ -72,6 +73,11 @@ class Loader:
     def bytes_coming(self) -> int:
         """Bytes that loads are still to bring."""
         return sum(load.num_bytes for load in self._loads.values() if load.phase is not LoadPhase.LOADED)
+
+    @property
+    def is_stuck(self) -> bool:
+        """A copy takes far longer than predicted: whatever is asked for now comes behind it."""
+        return bool(self._stuck)
 
     def num_held(self, group: str) -> int:
         """Pages that loads have reserved, given-up ones included while their jobs run."""
@@ -157,6 +163,7 @@ class Loader:
 
     def _job_ended(self, job: JobId, result: JobResult, seconds: float) -> None:
         orphan, load = self._orphans.pop(job, None), self._by_job.get(job)
+        self._stuck.discard(job)
         group, num_pages = orphan if orphan is not None else ("", 0)
         if load is not None:
             group = load.jobs[job]
@@ -201,6 +208,8 @@ class Loader:
             if job in self._jobs:
                 self._jobs.cancel(job)
                 self._orphans[job] = group, len(load.fresh[group])
+                if reason is Drop.SLOW:
+                    self._stuck.add(job)
             elif job not in load.begun:
                 self._cache.tell(Release(job))
         self._forget(load)

@@ -160,6 +160,7 @@ class Tiers:
         """End waiting that has lasted too long."""
         self.loader.check_deadlines(now)
         self.write_back.check_deadlines(now)
+        self.write_back.resume(now)
 
     def next_deadline(self) -> float | None:
         """When something of this has to be looked at."""

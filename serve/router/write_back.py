@@ -1,6 +1,6 @@
 """Write-back: full pages of the device go out to the host, beside everything else and never in its way."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from serve.ipc.messages import Claim, ClaimReply, PageRange, Release, StorePages
@@ -14,6 +14,7 @@ from serve.router.tier_statistics import Drop, TransferStatistics
 from serve.types import JobId, JobResult
 
 MAX_JOBS = 64
+MAX_PUT_OFF = 256  # requests whose pages wait for others to be stored
 MAX_SHARE = 0.25  # of a pool, in the hands of store jobs
 _CLAIM_WAIT_S = 1.0
 _LEASE_S = 4.0
@@ -37,7 +38,8 @@ class WriteBack:
     """Claims host slots for pages that the host lacks and sends the store jobs.
 
     What is claimed is named by page names; the device page is looked up when its slot has come, so that a claim holds
-    nothing. What cannot be stored now is counted and stays a candidate: at the request's end, and at the next hit.
+    nothing. What would be too much at once is put off until jobs have ended; what cannot be stored is counted and stays
+    a candidate: at the request's end, and at the next hit.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class WriteBack:
         self._limits = {name: max(2, int(group.num_pages * MAX_SHARE)) for name, group in ledger.groups.items()}
         self._claims: dict[JobId, _Claimed] = {}  # in order of deadline
         self._stores: dict[JobId, _Claimed] = {}
+        self._put_off: dict[tuple[Request, str], int] = {}
 
     def __len__(self) -> int:
         return len(self._claims) + len(self._stores)
@@ -102,13 +105,15 @@ class WriteBack:
                 self._send(request, group, numbers, self._message(request, ranges), now)
 
     def _claim_named(self, request: Request, group: str, mask: int, now: float) -> None:
-        """All of the prefix is named, so that none of it is evicted for the rest."""
+        """All of the prefix that the device has is named, so that none of it is evicted for the rest."""
         numbers = self._storable(request, group, mask)
         if not numbers:
             return
-        count = numbers[-1] + 1
-        message = self._message(request, ranges_of(group, range(count)))
-        message.names, message.parents, message.root = b"".join(request.names[:count]), request.root, request.root
+        index, names, root = self._ledger.groups[group].index, request.names, request.root
+        named = [number for number in range(numbers[-1] + 1) if names[number] in index]
+        message = self._message(request, ranges_of(group, named))
+        message.names, message.root = b"".join(names[number] for number in named), root
+        message.parents = b"".join(names[pages.first - 1] if pages.first else root for pages in message.ranges)
         self._send(request, group, numbers, message, now)
 
     def _message(self, request: Request, ranges: list[PageRange]) -> Claim:
@@ -121,15 +126,36 @@ class WriteBack:
             return []
         index, names = self._ledger.groups[group].index, request.names
         present = [number for number in members(mask) if number < len(names) and names[number] in index]
-        room = self._limits[group] - self._num_under_way(group)
-        if len(self) >= MAX_JOBS:
-            room = 0
-        self._drop(Drop.BUSY, len(present) - max(0, room))
-        return present[: max(0, room)]
+        room = self._room(group)
+        if len(present) > room:
+            self._wait(request, group, present[room:])
+        return present[:room]
 
-    def _num_under_way(self, group: str) -> int:
+    def _room(self, group: str) -> int:
+        """Pages that may be claimed now."""
+        if len(self) >= MAX_JOBS:
+            return 0
         claims = (*self._claims.values(), *self._stores.values())
-        return sum(len(claimed.numbers) for claimed in claims if claimed.group == group)
+        under_way = sum(len(claimed.numbers) for claimed in claims if claimed.group == group)
+        return max(0, self._limits[group] - under_way)
+
+    def _wait(self, request: Request, group: str, numbers: list[int]) -> None:
+        key = request, group
+        if key not in self._put_off and len(self._put_off) >= MAX_PUT_OFF:
+            self._drop(Drop.BUSY, len(numbers))
+            return
+        self._put_off[key] = self._put_off.get(key, 0) | sum(1 << number for number in numbers)
+
+    def resume(self, now: float) -> None:
+        """Claim what was put off, oldest first, as far as there is room for it by now."""
+        while self._put_off:
+            request, group = key = next(iter(self._put_off))
+            if not self._room(group):
+                return
+            mask = self._put_off.pop(key) & ~request.stored.get(group, 0)
+            index = self._ledger.groups[group].index
+            self._drop(Drop.EVICTED, sum(request.names[number] not in index for number in members(mask)))
+            self._claim_named(request, group, mask, now)
 
     def _send(self, request: Request, group: str, numbers: list[int], message: Claim, now: float) -> None:
         if self._cache.request(message, now):
@@ -204,8 +230,9 @@ class WriteBack:
 
     # --- what ends waiting ---
 
-    def distrust(self, names: Set[bytes]) -> None:
+    def distrust(self, names: frozenset[bytes]) -> None:
         """These pages may hold nonsense: stop their stores as far as that is possible."""
+        self._put_off = {key: mask for key, mask in self._put_off.items() if names.isdisjoint(key[0].names)}
         for job, claimed in self._stores.items():
             if any(claimed.request.names[number] in names for number in claimed.numbers):
                 self._jobs.cancel(job)
@@ -213,7 +240,9 @@ class WriteBack:
     def drop_claims(self, reason: Drop) -> None:
         """Nobody will answer, or the answers are not wanted any more."""
         claims, self._claims = self._claims, {}
+        put_off, self._put_off = self._put_off, {}
         self._drop(reason, sum(len(claimed.numbers) for claimed in claims.values()))
+        self._drop(reason, sum(mask.bit_count() for mask in put_off.values()))
 
     def lease_lost(self, job: JobId) -> None:
         """The manager has taken the slots back."""

@@ -11,7 +11,7 @@ POOL = ("--max_total_token_num", "2048")
 HOST_PAGES = 128
 
 
-def run_rounds(server: CacheServer, prompts: list[Tokens], num_rounds: int, seconds: float = 30.0) -> None:
+def run_rounds(server: CacheServer, prompts: list[Tokens], num_rounds: int) -> None:
     """All prompts by 16 streams, again and again, the device emptied in between."""
     for _ in range(num_rounds):
         server.check_all(prompts, NUM_STREAMS)

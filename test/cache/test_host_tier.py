@@ -1,11 +1,13 @@
 """The host tier through the whole engine, in float32: a hit gives the tokens of transformers, which has no cache."""
 
+import contextlib
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from tiny_engine import (
     BOUNDARY_LENGTHS,
@@ -146,10 +148,6 @@ def test_a_killed_engine_finds_the_first_chunks_of_a_long_prompt(served: CacheSe
 
 
 def _ignore_errors(server: CacheServer, prompt: Tokens) -> None:
-    import contextlib
-
-    import httpx
-
     with contextlib.suppress(httpx.HTTPError):
         server.ask(prompt)
 

@@ -112,3 +112,12 @@ def test_the_command_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_ctrl_c_finds_the_command_ready_for_it() -> None:
+    code = (
+        "import sys; from serve import cli;"
+        "print([name for name in ('pydantic', 'msgspec', 'yaml') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

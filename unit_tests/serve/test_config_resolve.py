@@ -88,6 +88,7 @@ def test_a_float32_checkpoint_stays_float32() -> None:
             {"enable_cpu_cache": True, "fault_inject": "host:fail"},
             "--fault_inject: fault 'host:fail': 'host' is not one",
         ),
+        ({"device": "cuda"}, "--device cuda: there is no NVIDIA device here"),
         ({"max_req_total_len": 4097}, "--max_req_total_len 4097 is above the model's context of 4096 tokens"),
     ],
 )

@@ -38,6 +38,11 @@ def test_an_empty_file_says_nothing(file: Path) -> None:
         ("model: [", "FILE is not valid YAML"),
         ("model: m\nport: [1]", "port in FILE: input should be a valid integer, got '[1]'"),
         ("model: m\nport: null", "port in FILE: input should be a valid integer, got 'None'"),
+        (
+            "model: m\ncpu_cache_token_page_size: 100",
+            "cpu_cache_token_page_size in FILE: input should be a multiple of 16",
+        ),
+        ("model: m\napi_key: ''", "api_key in FILE: string should have at least 1 character"),
         ("model: m\nmax-queue-size: -1", "max-queue-size in FILE: input should be greater than or equal to 0"),
     ],
 )

@@ -1,4 +1,8 @@
+import time
+
+from serve.httpserver import admin
 from serve.httpserver.metrics import HttpMetrics, MetricsBoard, flatten_statistics, render
+from serve.ipc.control import ControlServer
 
 
 def test_boards_add_up_and_a_restarted_process_goes_on(tmp_path):
@@ -38,3 +42,50 @@ def test_histograms_are_cumulative():
 def test_statistics_of_other_processes_become_names():
     found = flatten_statistics("router", {"num_steps": 3, "cached tokens": {"host": 1}, "text": "x", "router_cpu_s": 2})
     assert found == {"varve_router_num_steps": 3.0, "varve_router_cached_tokens_host": 1.0, "varve_router_cpu_s": 2.0}
+
+
+def test_names_of_other_processes_numbers_end_in_their_units():
+    parts = {"varve_router_num_steps": 3.0, "varve_router_cpu_s": 2.0}
+    parts |= {"varve_router_prefill_tokens_per_s": 9.0, "varve_router_pages_full_total": 5.0}
+    lines = render(HttpMetrics(), parts).decode().splitlines()
+    for line in (
+        "# TYPE varve_router_steps_total counter",
+        "varve_router_steps_total 3.0",
+        "varve_router_cpu_seconds 2.0",
+        "varve_router_prefill_tokens_per_second 9.0",
+        "varve_router_pages_full_capacity 5.0",
+    ):
+        assert line in lines
+
+
+def test_refused_requests_count_no_prompt_tokens(bench, run):
+    async def scenario():
+        async with bench.client() as client:
+            body = {"model": "smol", "prompt": [[1, 2, 3], [4, 5]], "max_tokens": 2}
+            bench.router.refuse = (429, "full")
+            assert (await client.post("/v1/completions", json=body)).status_code == 429
+            bench.router.refuse = None
+            assert (await client.post("/v1/completions", json=body | {"n": 2})).status_code == 200
+
+    bench.router.cached = [1, 0, 0]
+    run(scenario())
+    assert bench.service.metrics.prompt_tokens.values == {(): 5}
+    assert bench.service.metrics.cached_tokens.values[("device",)] == 2
+
+
+def test_parts_that_hang_cost_their_own_numbers_only(build, run, run_dir, monkeypatch):
+    monkeypatch.setattr(admin, "METRICS_TIMEOUT_S", 0.1)
+    hanging = [ControlServer(run_dir, name, {"statistics": dict}) for name in ("control-router", "control-cache")]
+    bench = build(run_dir=run_dir)
+
+    async def scenario():
+        async with bench.client() as client:
+            return await client.get("/metrics")
+
+    began = time.monotonic()
+    text = run(scenario()).text
+    assert time.monotonic() - began < 2
+    assert "varve_engine_up 1.0" in text
+    assert "varve_router_up 0.0" in text
+    for server in hanging:
+        server.close()

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 import subprocess
@@ -72,3 +73,13 @@ def test_a_path_too_long_for_sockets_is_refused() -> None:
 def test_a_place_that_cannot_be_written_is_one_line() -> None:
     with pytest.raises(ConfigError, match="cannot make the run directory"):
         RunDirectory.create(Path("/proc/varve"), {})
+
+
+def test_a_full_disk_leaves_no_directory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", no_space)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        RunDirectory.create(None, {"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []

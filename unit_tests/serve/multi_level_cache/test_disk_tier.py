@@ -141,7 +141,7 @@ def test_bytes_that_do_not_match_when_stored_are_refused_as_corrupt(disk: Disk):
 
 
 @pytest.mark.parametrize("damage", ["flip", "zero", "truncate", "delete", "swap"])
-def test_damaged_bytes_are_a_miss_for_those_objects_only(disk: Disk, damage: str):
+def test_damaged_bytes_are_a_miss_for_those_objects_only(disk: Disk, damage: str, caplog: pytest.LogCaptureFixture):
     disk.store(*range(8))
     disk.tier.close(10)
     (path,) = segments(disk.directory)
@@ -160,6 +160,7 @@ def test_damaged_bytes_are_a_miss_for_those_objects_only(disk: Disk, damage: str
     assert {name for name in range(8) if not again.is_good(name)} == bad
     assert again.has(*range(8)) == [name not in bad for name in range(8)]
     assert {key.name for key in again.tier.poll_evicted()} == {page_name(name) for name in bad}
+    assert [message for message in caplog.messages if "damaged" in message] == caplog.messages[:1]
     again.store(*bad)
     assert all(again.is_good(name) for name in range(8))
     assert again.tier.check_integrity() == []
@@ -167,7 +168,7 @@ def test_damaged_bytes_are_a_miss_for_those_objects_only(disk: Disk, damage: str
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all, whatever its name says" * 100])
-def test_a_damaged_index_is_an_empty_cache(disk: Disk, damage: bytes):
+def test_a_damaged_index_is_an_empty_cache(disk: Disk, damage: bytes, caplog: pytest.LogCaptureFixture):
     disk.store(*range(3))
     disk.tier.close(10)
     for path in disk.directory.glob("index.sqlite*"):
@@ -176,6 +177,8 @@ def test_a_damaged_index_is_an_empty_cache(disk: Disk, damage: bytes):
     again = Disk(disk.directory)
     assert again.has(*range(3)) == [False] * 3
     assert segments(disk.directory) == [], "files that nobody knows are deleted"
+    assert [line.split(":")[0] for line in caplog.messages] == ["disk cache"] * (2 if damage else 1)
+    assert again.tier.statistics().get("index_resets", 0) == (1 if damage else 0)
     assert again.store("a") == [TransferOutcome.DONE]
     again.tier.close(10)
 
@@ -410,3 +413,13 @@ def test_evicted_objects_leave_when_their_rows_are_gone(tmp_path: Path) -> None:
         disk.tier.poll_finished()
     disk.tier.close(10)
     assert DiskIndex(tmp_path).objects(1) == []
+
+
+def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    load_or_create_key(tmp_path)
+    disk = Disk(tmp_path)
+    disk.store("a")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"index.sqlite", "index.sqlite-wal", "key", "lock", "segment-00000001"} <= names
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    disk.tier.close(10)

@@ -89,6 +89,25 @@ def test_a_page_that_goes_between_claim_and_reply_is_not_stored_and_the_others_a
     harness.check_idle()
 
 
+def test_a_claim_at_the_end_names_only_what_the_device_has():
+    """A page that neither device nor host has any more must not come back in every reply."""
+    harness = TierHarness()
+    client = harness.submit(prompt_of(100), max_tokens=40)
+    while not client.tokens:
+        harness.deliver()
+        harness.step_all()
+    harness.deliver()
+    names = harness.router.requests[client.slot].names
+    harness.manager.flush()
+    harness.router.requests[client.slot].stored["full"] = 0b11
+    for number in (1, 3):
+        harness.ledger.forget("full", harness.ledger.groups["full"].index.page(names[number]))
+    harness.run()
+    assert harness.num_ready() == 4
+    harness.check_tokens(client)
+    harness.check_idle()
+
+
 def test_a_failed_row_takes_its_stores_back():
     harness = TierHarness()
     client = harness.submit(prompt_of(200))
@@ -103,7 +122,7 @@ def test_a_failed_row_takes_its_stores_back():
     harness.check_idle()
 
 
-def test_stores_hold_no_more_than_a_share_of_the_pool_and_the_rest_stays_a_candidate():
+def test_stores_hold_no_more_than_a_share_of_the_pool_and_the_rest_follows():
     harness = TierHarness(num_pages=40)
     client = harness.submit(prompt_of(400), max_tokens=4)
     while not client.is_released:
@@ -111,11 +130,27 @@ def test_stores_hold_no_more_than_a_share_of_the_pool_and_the_rest_stays_a_candi
         harness.deliver_to_router()
         assert harness.tiers.jobs.num_pages <= 10
         harness.step_all()
-    assert harness.router.statistics.tiers.stores.num_dropped[Drop.BUSY] > 0
+    while harness.tiers.jobs.num_pages:
+        harness.run_jobs()
+        for _ in range(3):
+            harness.deliver_to_router()
+            harness.deliver_to_manager()
+        assert harness.tiers.jobs.num_pages <= 10
+    assert harness.num_ready() == 25
+    harness.check_idle()
+
+
+def test_what_was_put_off_and_evicted_meanwhile_is_counted():
+    harness = TierHarness(num_pages=40)
+    client = harness.submit(prompt_of(400), max_tokens=4)
+    while not client.is_released:
+        harness.deliver_to_manager()
+        harness.deliver_to_router()
+        harness.step_all()
+    harness.evict_device()
     harness.run()
-    harness.serve(prompt_of(400), max_tokens=4)
-    harness.run()
-    assert harness.num_ready() > 10
+    assert harness.num_ready() == 10
+    assert harness.router.statistics.tiers.stores.num_dropped[Drop.EVICTED] == 15
     harness.check_idle()
 
 

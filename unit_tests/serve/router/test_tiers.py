@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.ipc.messages import Acquire, CancelJob, Claim, LoadPages, Probe, Release, StorePages
+from serve.ipc.messages import Acquire, CancelJob, Claim, JobAnswer, LoadPages, Probe, Release, StorePages
 from serve.multi_level_cache.page_state import DropReason
 from serve.router.tier_statistics import Drop
 from serve.types import FinishReason, JobResult, RequestStatus
@@ -392,6 +392,31 @@ def test_a_load_far_slower_than_predicted_is_given_up():
     harness.check_tokens(client)  # although the job has not ended
     assert len(harness.tiers.jobs) >= 1
     harness.run()
+    harness.check_idle()
+
+
+def test_nothing_is_loaded_behind_a_load_that_is_stuck():
+    harness = with_host_pages()
+    until_loading(harness)
+    harness.clock.advance(harness.router.next_deadline() - harness.clock.now)
+    harness.router.turn([])
+    while harness.is_busy:
+        harness.step_all()
+    answers = [message for message in harness.to_router if isinstance(message, JobAnswer)]
+    harness.to_router.clear()
+    harness.evict_device()
+    num_loads = len(harness.jobs_of(LoadPages))
+    client = harness.submit(prompt_of(200))
+    harness.deliver_to_manager()
+    harness.deliver_to_router()
+    while harness.is_busy:
+        harness.step_all()
+    harness.check_tokens(client)
+    assert len(harness.jobs_of(LoadPages)) == num_loads
+    harness.to_router.extend(answers)
+    harness.run()
+    harness.evict_device()
+    assert tiers_of(harness.serve(prompt_of(200)))[1] > 0
     harness.check_idle()
 
 

@@ -249,6 +249,7 @@ class TierHarness(Harness):
         assert len(self.tiers.jobs) == 0
         assert len(self.tiers.loader) == 0
         assert len(self.tiers.write_back) == 0
+        assert not self.tiers.write_back._put_off
         assert not self.tiers.loader.coming
         assert not self.tiers.loader._orphans
         assert not self.tiers.loader._by_job
