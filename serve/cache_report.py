@@ -91,7 +91,7 @@ def _host(router: Data, cache: Data) -> TierReport:
     durability = part_of(objects, "durability")
     pages = {"filling": int(number_of(part_of(objects, "content"), "filling"))}
     pages |= {name: int(number_of(durability, name)) for name in ("volatile", "persisting", "durable")}
-    slot_bytes = number_of(slots, "slot_bytes")
+    slot_bytes = number_of(cache, "slot_bytes")
     return TierReport(
         "host",
         pages,

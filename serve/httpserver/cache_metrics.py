@@ -89,7 +89,7 @@ def _of_manager(cache: Data) -> Iterable[Any]:
     found = {(group, "hit"): hit.get(group, 0) for group in probed}
     found |= {(group, "miss"): count - hit.get(group, 0) for group, count in probed.items()}
     yield _counter("varve_cache_probed_pages", "Pages that lookups asked the host for", ("group", "result"), found)
-    slots = {(state,): count for state, count in numbers_of(part_of(cache, "slots")).items() if state != "slot_bytes"}
+    slots = {(state,): count for state, count in numbers_of(part_of(cache, "slots")).items()}
     yield _gauge("varve_cache_host_slots", "Slots of the host arena by state", ("state",), slots)
     yield _labelled("varve_cache_leases_jobs", "Leases of jobs by kind and phase", "lease", part_of(cache, "leases"))
     for name, text, label, source in (

@@ -58,7 +58,6 @@ def statistics(manager: CacheManager) -> dict[str, Any]:
     host = manager.host
     data = host.stats.as_data()
     data["slots"] = {
-        "slot_bytes": host.arena.shape.slot_bytes,
         "total": host.arena.shape.num_slots,
         "backed": host.pool.num_backed,
         "free": host.pool.num_free,
@@ -66,6 +65,7 @@ def statistics(manager: CacheManager) -> dict[str, Any]:
         "filling": host.directory.slots_filling,
         "pinned": host.directory.slots_pinned,
     }
+    data["slot_bytes"] = host.arena.shape.slot_bytes
     data["objects"] = _objects_by_state(manager)
     data["leases"] = dict(Counter(f"{lease.kind.value}_{lease.phase.value}" for lease in host.leases))
     if manager.tier is not None:

@@ -24,13 +24,14 @@ STOP_DEADLINE_S = 30.0
 
 @dataclass
 class Server:
-    """A running `varve serve`. `url` has no trailing slash."""
+    """A running `varve serve`. `url` has no trailing slash. start_s: seconds until it was ready first."""
 
     process: subprocess.Popen[bytes]
     url: str
     run_dir: Path
     log_path: Path
     model: str
+    start_s: float = 0.0
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=httpx.Timeout(300.0), **options)
@@ -131,8 +132,10 @@ def serve(run_dir: Path, log_path: Path, model: str, *flags: str, **environment:
             env=os.environ | environment,
         )
     server = Server(process, f"http://127.0.0.1:{port}", run_dir, log_path, model)
+    began = time.monotonic()
     try:
         server.wait_until_ready()
+        server.start_s = time.monotonic() - began
         with server.client() as client:
             server.model = client.get("/v1/models").json()["data"][0]["id"]
         yield server

@@ -180,7 +180,9 @@ class Load:
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(self.num_streams)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(index,), daemon=True) for index in range(self.num_streams)
+        ]
 
     def __enter__(self) -> "Load":
         for prompt in self.prompts:
@@ -191,8 +193,9 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        deadline = time.monotonic() + 60
         for thread in self._threads:
-            thread.join(60)
+            thread.join(max(0.0, deadline - time.monotonic()))
         assert not any(thread.is_alive() for thread in self._threads), "a request has not ended"
 
     def _run(self, index: int) -> None:

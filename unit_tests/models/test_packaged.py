@@ -199,7 +199,14 @@ def test_three_processes_at_once_fetch_it_once(toy):
 def test_an_interrupted_pull_leaves_nothing(toy):
     code = CHILD.replace("progress=False", "progress=lambda *event: print(event, flush=True)")
     environment = {**os.environ, "QUICK_PIP_DELAY": "60"}
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # A shell starts background commands with SIGINT ignored, and so all that they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "('download', 10, 300000)\n"
     child.send_signal(signal.SIGINT)

@@ -10,7 +10,8 @@ ROUTER: dict[str, Any] = {
     "pages": {"full": {"total": 10, "free": 4, "used": 1, "cached": 5, "evicted": 7, "page_bytes": 100}},
 }
 CACHE: dict[str, Any] = {
-    "slots": {"slot_bytes": 4096, "total": 8, "backed": 8, "free": 2},
+    "slot_bytes": 4096,
+    "slots": {"total": 8, "backed": 8, "free": 2},
     "objects": {"content": {"ready": 5, "filling": 1}, "durability": {"volatile": 2, "durable": 3}},
     "drops": {"evicted": 4},
     "checksum_failures": 1,
