@@ -17,6 +17,10 @@ HELP = {
     "varve pull": ("pull",),
     "varve bench serve": ("bench", "serve"),
     "varve bench static": ("bench", "static"),
+    "varve bench cache": ("bench", "cache"),
+    "varve cache ls": ("cache", "ls"),
+    "varve cache check": ("cache", "check"),
+    "varve cache flush": ("cache", "flush"),
 }
 NOT_OURS = re.compile(r"^\s*(curl|git|pip|python -m pip|nvidia-smi|nsys|perf|taskset|numactl|vllm|llama-\w+|docker)\b")
 BY_OTHERS = {"--help", "--version", "--config"}

@@ -49,7 +49,7 @@ class LinearOp:
     def __init__(self, runtime: Runtime, norms: NormOps, epilogue: Epilogue, max_own_tokens: int | None) -> None:
         self._runtime, self._norms, self._epilogue = runtime, norms, epilogue
         self._max_own_tokens = max_own_tokens
-        self._plans: dict[tuple[int, int, int, torch.dtype, torch.dtype], Plan | None] = {}
+        self._plans: dict[tuple[int, int, int, torch.dtype, bool], Plan | None] = {}
         self._halves = 2 if epilogue is Epilogue.GATE_UP else 1
         self._is_wide = epilogue in (Epilogue.RESIDUAL, Epilogue.LOGITS)
 
@@ -74,9 +74,10 @@ class LinearOp:
         n = out.shape[1]
         if weight.shape != (n * self._halves, k) or out.shape[0] != num_tokens:
             raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and out {tuple(out.shape)} do not fit")
-        key = (num_tokens, k, n, weight.dtype, x.dtype)
+        source_bf16 = norm_weight is not None and is_bf16(x)  # what a norm reads; else the kernels are the same
+        key = (num_tokens, k, n, weight.dtype, source_bf16)
         if key not in self._plans:
-            self._plans[key] = self._plan(num_tokens, k, n, is_bf16(weight), is_bf16(x))
+            self._plans[key] = self._plan(num_tokens, k, n, is_bf16(weight), source_bf16)
         plan = self._plans[key]
         if plan is None:
             self._run_library(x, weight, out, bias, norm_weight, eps)
