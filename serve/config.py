@@ -29,6 +29,7 @@ class ServeConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     cpu_threads: int | None = Field(None, ge=1, description="threads of all workers together; default: usable cores")
     data_type: Literal["auto", "bfloat16", "float32"] = Field("auto", description="compute and cache dtype")
+    disable_cuda_graph: bool = Field(False, description="launch each kernel of a decode step by itself (slower)")
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         "auto", description="where weights come from; dummy: random weights of the config's shapes"
     )

@@ -22,6 +22,7 @@ from serve.hashing import PageHasher
 from serve.ipc.messages import JoinRow, StepPlan
 from serve.model_infer.attention_state.base import TORCH_DTYPES
 from serve.model_infer.attention_state.coordinator import StateCoordinator
+from serve.model_infer.graphs import make_graphs
 from serve.model_infer.input_batch import InputBatch
 from serve.model_infer.memory_info import available_memory
 from serve.model_infer.model_runner import Model, ModelRunner
@@ -202,7 +203,10 @@ class StaticEngine:
         }
         batch = InputBatch(tables, states.pools(), self._table, shape.max_rows, self.device)
         sampler = Sampler(shape.max_rows, self.config.vocab_size, self.config.eos_token_ids, self.device)
-        return ModelRunner(model, batch, states, sampler, self._table, SingleRank(), 0)
+        graphs = None
+        if not self._options.disable_cuda_graph:
+            graphs = make_graphs(model, self.config, states, tables, SingleRank(), self.device)
+        return ModelRunner(model, batch, states, sampler, self._table, SingleRank(), 0, graphs)
 
     def _check_memory(self, shape: _Shape) -> None:
         needed = shape.num_pages * sum(group.bytes_per_page for group in self.layout.groups)

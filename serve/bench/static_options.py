@@ -29,6 +29,7 @@ class StaticBenchOptions(BaseModel):
     )
     data_type: Literal["auto", "bfloat16", "float32"] = Field("auto", description="compute and cache dtype")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    disable_cuda_graph: bool = Field(False, description="launch each kernel of a decode step by itself (slower)")
     cpu_threads: int | None = Field(None, ge=1, description="threads on the CPU; default: usable cores")
     batch: Counts = Field([1, 8, 32], description="sequences")
     context: Counts = Field([512, 1024], description="tokens of each sequence")

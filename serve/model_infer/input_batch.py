@@ -55,6 +55,7 @@ class InputBatch:
         self._known: list[np.ndarray | None] = [None] * max_rows
         self._scores_prompt: set[int] = set()
         self._decode: _DecodeRows | None = None
+        self._sent_tables: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by group: as gathered, on the device
         self._counting = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._counting_long = self._counting.to(torch.int64)
 
@@ -230,7 +231,7 @@ class InputBatch:
             attention[name] = AttentionBatch(
                 query_starts=query_starts,
                 context_lens=lens,
-                page_table=table.gather(cpu_index, max_context_len).to(self.device),
+                page_table=self._send_table(name, table.gather(cpu_index, max_context_len)),
                 positions=positions,
                 sequence_ids=sequence_ids,
                 max_query_len=max_query_len,
@@ -238,6 +239,13 @@ class InputBatch:
                 page_size=table.page_tokens,
             )
         return attention
+
+    def _send_table(self, group: str, gathered: torch.Tensor) -> torch.Tensor:
+        """The table on the device; the same tensor as in the step before where that had the same table."""
+        sent = self._sent_tables.get(group)
+        if sent is None or sent[0] is not gathered:
+            sent = self._sent_tables[group] = (gathered, gathered.to(self.device))
+        return sent[1]
 
     def _mixed_token_ids(self, decode: "_DecodeRows", chunks: list[tuple[int, int, int]]) -> torch.Tensor:
         known = np.concatenate([self._known_tokens(row)[start:end] for row, start, end in chunks])

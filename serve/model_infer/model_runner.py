@@ -11,6 +11,7 @@ from models.parallel import TensorParallel
 from serve.ipc.messages import JoinRow, StepPlan, StepResult, TokenLogprobs
 from serve.model_infer.attention_state.coordinator import StateCoordinator
 from serve.model_infer.errors import PlanError
+from serve.model_infer.graphs import DecodeGraphs
 from serve.model_infer.input_batch import InputBatch, TokenSource
 from serve.model_infer.logprobs import token_logprobs
 from serve.model_infer.sampler import SampledTokens, Sampler
@@ -47,7 +48,9 @@ class ModelRunner:
         source: RequestSource,
         group: TensorParallel,
         epoch: int,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """graphs: for decode steps, where the device has them; all other steps go to the model itself."""
         self.batch = batch
         self.num_steps = 0
         self.num_tokens = 0
@@ -57,6 +60,7 @@ class ModelRunner:
         self._source = source
         self._group = group
         self._epoch = epoch
+        self._graphs = graphs
         self._next_step: int | None = None
         self._num_prompt_logprobs: dict[int, int] = {}
 
@@ -99,7 +103,7 @@ class ModelRunner:
             self._sampler.add(join.row, params, prompt, output)
 
     def _compute(self, inputs: StepInputs, result: StepResult) -> None:
-        logits = self._model.forward(inputs.forward)
+        logits = self._forward(inputs)
         self._states.advance(inputs.rows, self.batch.context_lens[inputs.rows])
         num_sampling = len(inputs.sample_rows)
         if self._group.rank == 0 and inputs.prompt_spans:
@@ -107,6 +111,13 @@ class ModelRunner:
         if num_sampling:
             self._sample(inputs, logits[:num_sampling], result)
         self.num_tokens += inputs.num_tokens
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        if self._graphs is not None and inputs.is_decode:
+            logits = self._graphs.forward(inputs.forward)
+            if logits is not None:
+                return logits
+        return self._model.forward(inputs.forward)
 
     def _sample(self, inputs: StepInputs, logits: torch.Tensor, result: StepResult) -> None:
         """Rank 0 samples; the ids reach every rank's batch."""

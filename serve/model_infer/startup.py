@@ -29,6 +29,7 @@ from serve.ipc.request_table import RequestTable
 from serve.model_infer.attention_state.base import TORCH_DTYPES
 from serve.model_infer.attention_state.coordinator import StateCoordinator
 from serve.model_infer.copy_probe import ProbeError, measure_copies
+from serve.model_infer.graphs import DecodeGraphs, make_graphs
 from serve.model_infer.input_batch import InputBatch
 from serve.model_infer.job_answers import RefusedJobs
 from serve.model_infer.memory_info import available_memory, resident_bytes
@@ -76,10 +77,13 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
         staging_bytes = workspace_bytes(context, device)
         plan = _plan_memory(config, states, group, device, staging_bytes)
         _allocate(states, plan)
-    runner = _make_runner(context, model, states, plan, group, device)
+    runner, graphs = _make_runner(context, model, states, plan, group, device)
     with clock.phase("warm_up"):
         compiling.result()
         warm_up(model.loaded.model, states, config.batch_max_tokens, device)
+    if graphs is not None:
+        with clock.phase("capture"):
+            graphs.capture_all()
     with clock.phase("staging"):
         staging = build_staging(context, model.layout, states.pools(), group.size, group.rank)
         copy_bytes_per_s = {} if staging is None else _measure_copies(staging)
@@ -188,7 +192,7 @@ def _make_runner(
     plan: MemoryPlan,
     group: TensorParallel,
     device: torch.device,
-) -> ModelRunner:
+) -> tuple[ModelRunner, DecodeGraphs | None]:
     config = context.config
     max_rows = config.serve.running_max_req_size
     table = RequestTable.attach(context.fds["table"])
@@ -205,7 +209,10 @@ def _make_runner(
     batch = InputBatch(tables, states.pools(), table, max_rows, device)
     sampler = Sampler(max_rows, model.config.vocab_size, model.config.eos_token_ids, device)
     network: Model = model.loaded.model
-    return ModelRunner(network, batch, states, sampler, table, group, context.epoch)
+    graphs = None
+    if not config.serve.disable_cuda_graph:
+        graphs = make_graphs(network, model.config, states, tables, group, device)
+    return ModelRunner(network, batch, states, sampler, table, group, context.epoch, graphs), graphs
 
 
 def _measure_copies(staging: StagingParts) -> dict[str, float]:

@@ -36,3 +36,8 @@ class StepInputs:
     sample_positions: np.ndarray
     prompt_spans: list[PromptSpan]
     num_tokens: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence has one new token and samples, so that logits rows are packed rows in order."""
+        return len(self.sample_rows) == self.num_tokens and not self.prompt_spans

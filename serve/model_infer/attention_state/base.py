@@ -53,6 +53,11 @@ class AttentionState(ABC):
     def pool(self) -> torch.Tensor:
         """The pool as `ForwardBatch.kv_pools` describes it; raises RuntimeError before `allocate`."""
 
+    @property
+    @abstractmethod
+    def padded_pool(self) -> torch.Tensor:
+        """The pool and one spare page behind it, on the same memory: rows that stand for no request write there."""
+
     @abstractmethod
     def advance(self, rows: np.ndarray, context_lens: np.ndarray) -> None:
         """A forward has moved rows int64 [B] to context_lens [B] tokens; update what is kept beside the pages."""

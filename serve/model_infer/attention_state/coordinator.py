@@ -30,6 +30,10 @@ class StateCoordinator:
         """Pools by group, for `ForwardBatch.kv_pools`."""
         return {name: state.pool for name, state in self.states.items()}
 
+    def padded_pools(self) -> dict[str, torch.Tensor]:
+        """The same pools, each with a spare page behind its last one."""
+        return {name: state.padded_pool for name, state in self.states.items()}
+
     def advance(self, rows: np.ndarray, context_lens: np.ndarray) -> None:
         """A forward has moved rows int64 [B] to context_lens [B] tokens."""
         for state in self.states.values():
