@@ -120,8 +120,9 @@ def test_tp_2_whose_stores_fail_at_random(served_tp_2: CacheServer):
     served_tp_2.check_clean()
 
 
-def test_a_fourth_turn_finds_answers_too_where_they_are_stored(served_tp_2: CacheServer):
-    found = [converse(served_tp_2, f"stored output {attempt}") for attempt in range(2 * ATTEMPTS)]
+def test_a_fourth_turn_finds_answers_too_where_they_are_stored(start_tiers: Callable[..., Any]):
+    with start_tiers("--cpu_cache_store_output") as server:
+        found = [converse(server, f"stored output {attempt}") for attempt in range(ATTEMPTS)]
     # The last token of an answer is never computed, so that it is in no page.
     assert any(answer.host == (end - 1) // PAGE * PAGE for _, _, end, answer in found), [each[1:] for each in found]
 
