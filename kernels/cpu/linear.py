@@ -1,9 +1,8 @@
-"""Linear layers of small batches: two streaming kernels over plain row-major weights [N, K].
+"""Linear layers: two kernels over the same plain row-major weights [N, K], chosen by the number of tokens.
 
 `dot` (a few tokens): a block of weight rows times all tokens, both read along K, lanes summed at the end.
-`lanes` (tens of tokens): tokens lie in the lanes; activations are packed [K / pack][tokens][pack] once by the prologue,
-weights are broadcast pair by pair, so that nothing is summed across lanes.
-Both read each weight once, from memory in order. Larger batches belong to oneDNN; the weights are the same bits.
+`lanes` (more, whole prompts included): tokens lie in the lanes; activations are packed once, in tiles of
+[K / pack][tokens][pack], and weights are broadcast pair by pair, so that nothing is summed across lanes.
 """
 
 import enum
