@@ -60,15 +60,28 @@ class Attention:
         self.tp = tp
         self.backend = backend
 
-    def forward(self, x: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
-        """x [T, H] in place; kv_layer [num_pages, kv heads, 2, P, D]."""
+    def forward(
+        self, x: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [T, H] in place, and returned; kv_layer [num_pages, kv heads, 2, P, D].
+
+        rows int64 [R]: only these outputs are wanted, and x of these rows, a copy, is returned: keys and values are
+        stored for all tokens.
+        """
         backend = self.backend
         qkv = backend.norm_linear(x, self.norm, self.eps, self.qkv, self.qkv_bias)
         q = backend.rope_and_store(
             qkv, self.cos_sin, kv_layer, batch, self.num_q_heads, self.q_norm, self.k_norm, self.eps
         )
+        if rows is not None:
+            x = x.index_select(0, rows)
+            if not len(rows):
+                return x
         out = backend.paged_attention(q, kv_layer, batch, self.scale).flatten(1)
+        if rows is not None:
+            out = out.index_select(0, rows)
         if self.tp.size == 1:
             backend.linear_residual(out, self.o, x, self.o_bias)
         else:
             x += self.tp.all_reduce(backend.linear(out, self.o, self.o_bias))
+        return x

@@ -94,12 +94,17 @@ class DecoderModel:
         """Run one step; float32 logits [R, vocab] of the rows in `batch.logits_rows`, the same on every rank."""
         backend, attention_batch = self.backend, batch.attention[GROUP]
         x = backend.embedding(batch.token_ids, self.embedding)
-        for (attention, feed_forward), kv_layer in zip(
-            self.layers, self._layer_views(batch.kv_pools[GROUP]), strict=True
-        ):
+        kv_layers = self._layer_views(batch.kv_pools[GROUP])
+        for (attention, feed_forward), kv_layer in zip(self.layers[:-1], kv_layers[:-1], strict=True):
             attention.forward(x, kv_layer, attention_batch)
             feed_forward.forward(x)
-        return self._logits(x.index_select(0, batch.logits_rows))
+        # What follows the last layer's keys and values is wanted for few tokens of a prompt, or for none.
+        rows = batch.logits_rows if len(batch.logits_rows) < len(x) else None
+        attention, feed_forward = self.layers[-1]
+        x = attention.forward(x, kv_layers[-1], attention_batch, rows)
+        if len(x):
+            feed_forward.forward(x)
+        return self._logits(x if rows is not None else x.index_select(0, batch.logits_rows))
 
     def forget_pool(self) -> None:
         """Drop the views of the last pool, so that its memory can be given back."""

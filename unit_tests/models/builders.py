@@ -113,8 +113,8 @@ class PagedRunner:
         self.pool = torch.full(shape, 7.0, dtype=self.dtype)
         self.free = [page for start in (1, 0, 2) for page in range(start, self.num_pages, 3)]
 
-    def step(self, rows: list[tuple[int, list[int]]]) -> torch.Tensor:
-        """Run new tokens of each (sequence, tokens); logits [sum of tokens, vocab] of all of them."""
+    def step(self, rows: list[tuple[int, list[int]]], wanted: list[int] | None = None) -> torch.Tensor:
+        """Run new tokens of each (sequence, tokens); logits [R, vocab] of the wanted packed tokens, or of all."""
         for sequence, tokens in rows:
             self.lengths[sequence] = self.lengths.get(sequence, 0) + len(tokens)
             held = self.pages.setdefault(sequence, [])
@@ -122,8 +122,8 @@ class PagedRunner:
                 held.append(self.free.pop())
         batch = self._attention_batch(rows)
         token_ids = torch.tensor([token for _, tokens in rows for token in tokens])
-        wanted = torch.arange(len(token_ids))
-        return self.model.forward(ForwardBatch(token_ids, {"full": batch}, {"full": self.pool}, wanted))
+        logits_rows = torch.arange(len(token_ids)) if wanted is None else torch.tensor(wanted, dtype=torch.int64)
+        return self.model.forward(ForwardBatch(token_ids, {"full": batch}, {"full": self.pool}, logits_rows))
 
     def _attention_batch(self, rows: list[tuple[int, list[int]]]) -> AttentionBatch:
         counts = [len(tokens) for _, tokens in rows]

@@ -97,6 +97,24 @@ def test_the_cpu_kernels_give_the_same(case, checkpoint):
 
 
 @pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_logits_of_few_tokens_or_of_none_leave_the_state_as_logits_of_all_do(case, num_ranks, checkpoint):
+    directory, reference = checkpoint(case)
+    tokens = some_tokens(45, 6)
+    expected = hf_logits(reference, tokens)
+
+    def run(tp=None):
+        runner = PagedRunner(load(directory, tp=tp, backend=get_backend(CPU)).model)
+        assert runner.step([(0, tokens[:20])], wanted=[]).shape[0] == 0
+        second = runner.step([(0, tokens[20:44])], wanted=[3, 23])
+        return torch.cat([second, runner.step([(0, tokens[44:])])])
+
+    runs = [run()] if num_ranks == 1 else ThreadGroup(num_ranks).run(run)
+    for logits in runs:
+        assert_close(logits, expected[[23, 43, 44]])
+
+
+@pytest.mark.parametrize("case", FAMILIES)
 def test_greedy_decoding_gives_the_same_tokens(case, checkpoint):
     directory, reference = checkpoint(case)
     prompt = some_tokens(30, 5)
