@@ -229,8 +229,11 @@ class JoinRow(msgspec.Struct, array_like=True):
 
     num_known: tokens whose ids stand in the request table (the prompt, and what was generated before a preemption).
     num_cached: leading tokens whose state is already in `pages`; the first chunk starts there.
-    pages: by state group, device page ids in order.
+    pages: by state group, device page ids in order; of a group with checkpoints one, the row's working page.
     num_prompt: prompt tokens (num_known - num_prompt were generated before).
+    first_places: by group with a window, the place of its first page; absent: 0.
+    restores: by group with checkpoints, the checkpoint page of `num_cached` tokens that is copied into the working
+    page before the row's first step; absent: the working page is cleared.
     """
 
     row: int
@@ -240,15 +243,18 @@ class JoinRow(msgspec.Struct, array_like=True):
     num_known: int
     num_cached: int
     pages: dict[str, list[int]]
+    first_places: dict[str, int] = {}
+    restores: dict[str, int] = {}
 
 
 class StepPlan(Message):
     """The change to the batch since the last plan, and what to run; identical on every rank, run in order of `step`.
 
-    Apply in this order: leaves, joins, new_pages. Then run: each (row, count) of `chunks` computes the next `count`
-    known tokens of a prefilling row; every row whose known tokens are all computed computes one token, its last
-    sampled one, unless it is named in `paused`. A row samples when a step computes its last known token (chunk end) or
-    in decode.
+    Apply in this order: leaves, joins, new_pages (further places of groups that are paged by place). Then run: each
+    (row, count) of `chunks` computes the next `count` known tokens of a prefilling row; every row whose known tokens
+    are all computed computes one token, its last sampled one, unless it is named in `paused`. A row samples when a step
+    computes its last known token (chunk end) or in decode. Then, for each (row, group, page) of `snapshots`, the row
+    stands on a page boundary and its working page is copied to that page.
     A plan may have only leaves and compute nothing; it is still answered.
     """
 
@@ -259,6 +265,7 @@ class StepPlan(Message):
     new_pages: list[tuple[int, str, list[int]]] = []
     chunks: list[tuple[int, int]] = []
     paused: list[int] = []
+    snapshots: list[tuple[int, str, int]] = []
 
 
 class StepResult(Message):

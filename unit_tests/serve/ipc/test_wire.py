@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from serve.ipc.messages import CacheDown, JobAnswer, Message, RequestOutput
+from serve.ipc.messages import CacheDown, JobAnswer, JoinRow, Message, RequestOutput, StepPlan
 from serve.ipc.wire import MalformedFrameError, decode, encode
 from serve.types import JobId, JobResult
 
@@ -26,3 +26,11 @@ def test_a_message_without_fields_survives() -> None:
 def test_a_struct_that_is_no_message_is_malformed() -> None:
     with pytest.raises(MalformedFrameError):
         decode(msgspec.msgpack.encode(RequestOutput(1, 1, [2])))
+
+
+def test_a_plan_without_states_beside_full_ones_names_none_and_with_them_keeps_them() -> None:
+    plain = decode(encode(StepPlan(1, 2, joins=[JoinRow(0, 1, 1, 5, 5, 0, {"full": [3]})])))
+    assert (plain.snapshots, plain.joins[0].first_places, plain.joins[0].restores) == ([], {}, {})
+    join = JoinRow(0, 1, 1, 40, 40, 32, {"full": [3], "window": [4], "state": [7]}, {"window": 1}, {"state": 6})
+    plan = StepPlan(1, 2, joins=[join], snapshots=[(0, "state", 9)])
+    assert decode(encode(plan)) == plan
