@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.state_ops import StateOps
+
 
 @dataclass(frozen=True)
 class AttentionBatch:
@@ -58,7 +60,7 @@ class KernelShapes:
     head_dims: tuple[int, ...] = ()
 
 
-class KernelBackend(ABC):
+class KernelBackend(StateOps, ABC):
     """What every backend implements. All methods are called from one thread of one worker process, but for `warmup`."""
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
