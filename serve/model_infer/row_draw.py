@@ -2,13 +2,19 @@
 
 numpy's exp, max and comparisons are vectorised and a row fits the second-level cache, so a row at a time on one thread
 beats whole-batch tensor operations that wake every core of a busy machine. A result cannot depend on other rows.
+
+A draw is a race (`choose`), not a search in a cumulative sum: there the rounding of any logit moves all tokens behind
+it, and one seed gives another text in another batch. In a race only two tokens that nearly tie can change places.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-_BLOCK = 256  # weights that share one sum in the search for the drawn token
+from serve.model_infer.rng import exponentials
+
+BLOCK = 256  # tokens of a block in a draw from the whole vocabulary
+FIRST_BLOCK_ID = 1 << 40  # block i has random numbers of its own, those of id FIRST_BLOCK_ID + i
 _GROUP = 32  # logits that share one maximum in the search for the largest
 _NARROW = 128  # a nucleus mostly has fewer tokens
 _SORTED_AT_MOST = 4096  # a larger nucleus is found by a histogram
@@ -32,16 +38,17 @@ class RowDrawer:
     """Draws tokens; keeps the work memory of one row. One thread."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._padded = np.zeros(-(-vocab_size // _BLOCK) * _BLOCK, dtype=np.float32)
+        self._padded = np.zeros(-(-vocab_size // BLOCK) * BLOCK, dtype=np.float32)
         self._weights = self._padded[:vocab_size]
-        self._blocks = self._padded.reshape(-1, _BLOCK)
+        self._blocks = self._padded.reshape(-1, BLOCK)
+        self._block_ids = FIRST_BLOCK_ID + np.arange(len(self._blocks))
 
-    def draw(self, logits: np.ndarray, maximum: float, rules: DrawRules, uniform: float) -> int:
-        """Token id drawn from logits float32 [V], whose finite maximum is known, by a uniform number in [0, 1)."""
+    def draw(self, logits: np.ndarray, maximum: float, rules: DrawRules, key: int) -> int:
+        """Token id drawn from logits float32 [V], whose finite maximum is known; key: see `rng.draw_keys`."""
         if not rules.truncates:
-            return self._draw_full(logits, maximum, rules.temperature, uniform)
+            return self._draw_full(logits, maximum, rules.temperature, key)
         ids, weights = self.kept(logits, maximum, rules)
-        return int(ids[inverse_cdf(weights, uniform)[0]])
+        return int(ids[choose(weights, key, ids)])
 
     def kept(self, logits: np.ndarray, maximum: float, rules: DrawRules) -> tuple[np.ndarray, np.ndarray]:
         """Ids int64 [N] that the rules leave and their weights float64 [N] (probabilities up to a factor)."""
@@ -54,10 +61,11 @@ class RowDrawer:
             return ids, weights
         return _nucleus(ids, weights, rules.top_p * mass)
 
-    def _draw_full(self, logits: np.ndarray, maximum: float, temperature: float, uniform: float) -> int:
-        sums = self._block_sums(logits, maximum, temperature)
-        block, rest = inverse_cdf(sums, uniform)
-        return block * _BLOCK + inverse_cdf(self._blocks[block].astype(np.float64), rest)[0]
+    def _draw_full(self, logits: np.ndarray, maximum: float, temperature: float, key: int) -> int:
+        """A race of blocks, then one within the block that won: random numbers for some hundred ids, not for all."""
+        block = choose(self._block_sums(logits, maximum, temperature), key, self._block_ids)
+        ids = np.arange(block * BLOCK, (block + 1) * BLOCK)
+        return int(ids[choose(self._blocks[block].astype(np.float64), key, ids)])
 
     def _block_sums(self, logits: np.ndarray, maximum: float, temperature: float) -> np.ndarray:
         """Fill the weights exp((logit - maximum) / temperature); their sums by block, float64."""
@@ -83,15 +91,12 @@ class RowDrawer:
         return ids, weights, mass
 
 
-def inverse_cdf(weights: np.ndarray, uniform: float) -> tuple[int, float]:
-    """Index drawn from weights float64 [N] >= 0, and where in its weight the uniform number fell, again in [0, 1)."""
-    cumulative = weights.cumsum()
-    total = cumulative[-1]
-    target = uniform * total
-    index = int(cumulative.searchsorted(target, side="right"))
-    index = min(index, int(cumulative.searchsorted(total)))  # the last positive weight, should rounding reach the end
-    rest = 1.0 - (cumulative[index] - target) / weights[index]
-    return index, float(min(max(rest, 0.0), 1.0))
+def choose(weights: np.ndarray, key: int, ids: np.ndarray) -> int:
+    """Index drawn in proportion to weights float64 [N] >= 0, of which one is positive; ids int64 [N] name the entries.
+
+    Gumbel-max trick: the largest log(weight) + Gumbel noise, which is the largest weight / exponential noise.
+    """
+    return int((weights / exponentials(key, ids)).argmax())
 
 
 def largest(logits: np.ndarray, count: int) -> np.ndarray:

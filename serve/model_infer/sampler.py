@@ -10,7 +10,7 @@ from serve.ipc.messages import TokenLogprobs
 from serve.model_infer.greedy import greedy_tokens
 from serve.model_infer.logprobs import token_logprobs
 from serve.model_infer.penalties import LogitEdits, ParameterError, apply_edits
-from serve.model_infer.rng import uniforms
+from serve.model_infer.rng import draw_keys
 from serve.model_infer.row_draw import RowDrawer
 from serve.model_infer.sampling_rows import SamplingRows
 from serve.model_infer.truncation import TruncationParams, draw_full, draw_truncated
@@ -105,11 +105,11 @@ class Sampler:
     ) -> None:
         """Replace token_ids at the logits rows `drawing` by drawn ones; on the CPU, see `row_draw`."""
         ids, all_logits, peaks = token_ids.numpy(), logits.numpy(), maxima.tolist()
-        numbers = uniforms(self._rows.seed[rows[drawing]], positions[drawing]).tolist()
-        for index, number in zip(drawing.tolist(), numbers, strict=True):
+        keys = draw_keys(self._rows.seed[rows[drawing]], positions[drawing]).tolist()
+        for index, key in zip(drawing.tolist(), keys, strict=True):
             rules = self._rows.rules[rows[index]]
             if rules is not None:
-                ids[index] = self._row_drawer.draw(all_logits[index], peaks[index], rules, number)
+                ids[index] = self._row_drawer.draw(all_logits[index], peaks[index], rules, key)
 
     def _draw_batched(
         self,
@@ -128,13 +128,13 @@ class Sampler:
             chosen = rows[part]
             places = self._on_device(part)
             temperature = self._on_device(self._rows.temperature[chosen])
-            random = self._on_device(uniforms(self._rows.seed[chosen], positions[part]))
+            keys = self._on_device(draw_keys(self._rows.seed[chosen], positions[part]).view(np.int64))
             scaled = (logits if len(part) == len(logits) else logits[places]) / temperature[:, None]
             peaks = maxima[places] / temperature
             if truncates:
-                token_ids[places] = draw_truncated(scaled, peaks, random, self._truncation(chosen))
+                token_ids[places] = draw_truncated(scaled, peaks, keys, self._truncation(chosen))
             else:
-                token_ids[places] = draw_full(scaled, peaks, random)
+                token_ids[places] = draw_full(scaled, peaks, keys)
 
     def _truncation(self, rows: np.ndarray) -> TruncationParams:
         known = self._rows

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from serve.model_infer.rng import exponentials_batched
+from serve.model_infer.row_draw import BLOCK, FIRST_BLOCK_ID
+
 # Candidate widths tried in turn; the last resort is the whole vocabulary. A nucleus mostly has fewer than 128 tokens.
 _WIDTHS = (128, 4096)
 _GROUP = 32  # logits that share one maximum in the search for candidates
-_BLOCK = 256  # probabilities that share one sum in the search for the drawn token
 _ID_BITS = 32
 
 
@@ -29,37 +31,34 @@ class TruncationParams:
         return TruncationParams(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverse CDF: index int64 [R] drawn from weights float64 [R, N] >= 0 by uniforms float64 [R] in [0, 1).
+def choose(weights: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Index int64 [R] drawn in proportion to weights float64 [R, N] >= 0; see `row_draw.choose`.
 
-    Also where in the drawn weight the uniform fell, float64 [R] in [0, 1]: a second uniform for a finer search.
-    An index of weight 0 is never drawn.
+    keys: int64 [R], bits of `rng.draw_keys`; ids: int64 [R, N] or [N].
     """
-    cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    target = uniforms[:, None] * total
-    last = (cumulative < total).sum(dim=-1)  # last index of positive weight, should rounding reach the total
-    index = torch.minimum((cumulative <= target).sum(dim=-1), last)
-    weight = weights.gather(1, index[:, None])
-    before = cumulative.gather(1, index[:, None]) - weight
-    return index, ((target - before) / weight)[:, 0].clamp(0.0, 1.0)
+    return (weights / exponentials_batched(keys, ids)).argmax(dim=-1)
 
 
-def draw_full(logits: torch.Tensor, maxima: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Token ids int64 [R] from softmax(logits float32 [R, V]); maxima float32 [R] of the rows; uniforms float64 [R]."""
-    weights = torch.exp(logits - maxima[:, None])
-    padding = -weights.shape[1] % _BLOCK
+def draw_full(logits: torch.Tensor, maxima: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Token ids int64 [R] from softmax(logits float32 [R, V]); maxima float32 [R] of the rows; keys int64 [R]."""
+    blocks = _by_blocks(torch.exp(logits - maxima[:, None]))
+    counting = torch.arange(max(blocks.shape[1:]), device=logits.device)
+    block = choose(blocks.sum(dim=-1).double(), keys, FIRST_BLOCK_ID + counting[: blocks.shape[1]])
+    inner = blocks[torch.arange(len(block), device=block.device), block].double()
+    ids = block[:, None] * BLOCK + counting[:BLOCK]
+    return block * BLOCK + choose(inner, keys, ids)
+
+
+def _by_blocks(weights: torch.Tensor) -> torch.Tensor:
+    """Weights [R, V] as [R, blocks, BLOCK], the last block filled up with zeros."""
+    padding = -weights.shape[1] % BLOCK
     if padding:
         weights = F.pad(weights, (0, padding))
-    blocks = weights.view(len(weights), -1, _BLOCK)
-    block, rest = draw(blocks.sum(dim=-1).double(), uniforms)
-    inner = blocks[torch.arange(len(block), device=block.device), block].double()
-    offset, _ = draw(inner, rest)
-    return block * _BLOCK + offset
+    return weights.view(len(weights), -1, BLOCK)
 
 
 def draw_truncated(
-    logits: torch.Tensor, maxima: torch.Tensor, uniforms: torch.Tensor, params: TruncationParams
+    logits: torch.Tensor, maxima: torch.Tensor, keys: torch.Tensor, params: TruncationParams
 ) -> torch.Tensor:
     """Token ids int64 [R] from the truncated softmax of logits float32 [R, V] (temperature applied)."""
     num_rows, vocab_size = logits.shape
@@ -76,7 +75,7 @@ def draw_truncated(
         )
         if width >= vocab_size:
             is_covered.fill_(True)
-        index, _ = draw(weights, uniforms[rows])
+        index = choose(weights, keys[rows], ids)
         token_ids[rows] = ids.gather(1, index[:, None])[:, 0]
         left = rows[~is_covered]
         if not len(left):
@@ -118,10 +117,7 @@ def _masses(logits: torch.Tensor, maxima: torch.Tensor, floors: torch.Tensor, pa
     weights = torch.exp(logits - maxima[:, None])
     if bool((floors > -torch.inf).any()):
         weights = weights.masked_fill_(logits < floors[:, None], 0.0)
-    padding = -weights.shape[1] % _BLOCK
-    if padding:
-        weights = F.pad(weights, (0, padding))
-    return weights.view(len(weights), -1, _BLOCK).sum(dim=-1).double().cumsum(dim=-1)[:, -1]
+    return _by_blocks(weights).sum(dim=-1).double().cumsum(dim=-1)[:, -1]
 
 
 def _kept_weights(

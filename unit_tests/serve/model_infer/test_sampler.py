@@ -74,6 +74,22 @@ def test_both_ways_to_draw_choose_the_same_tokens():
         assert by_row.sample(logits.clone(), *arguments).id_list == in_batch.sample(logits, *arguments).id_list
 
 
+@pytest.mark.parametrize("draws_batched", [False, True])
+def test_a_seed_gives_the_same_tokens_although_other_batches_round_logits_differently(draws_batched: bool):
+    rows = {0: drawing(seed=1, temperature=0.9), 1: drawing(seed=2, top_p=0.9), 2: drawing(seed=3, top_k=40)}
+    sampler = batched(make_sampler(rows)) if draws_batched else make_sampler(rows)
+    generator = torch.Generator().manual_seed(5)
+    num_equal = 0
+    for position in range(3, 303):
+        logits = make_logits(3, position % 20)
+        other = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * 2e-3
+        positions = np.full(3, position)
+        first = sampler.sample(logits, np.arange(3), positions).id_list
+        second = [sampler.sample(other[i : i + 1], np.array([i]), positions[:1]).id_list[0] for i in range(3)]
+        num_equal += sum(a == b for a, b in zip(first, second, strict=True))
+    assert num_equal >= 890  # of 900
+
+
 def test_greedy_rows_take_the_first_maximum_and_leave_the_logits():
     sampler = make_sampler({0: greedy(), 5: greedy(temperature=1e-6)})
     logits = make_logits(2)
