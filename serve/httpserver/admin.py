@@ -8,10 +8,12 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from serve.httpserver.answers import encode_json
-from serve.httpserver.cache_metrics import cache_families, rest_of_router
+from serve.httpserver.cache_metrics import cache_families
 from serve.httpserver.errors import ApiError, ErrorBody
-from serve.httpserver.metrics import flatten_statistics, render
+from serve.httpserver.metric_families import gauge
+from serve.httpserver.metrics import render
 from serve.httpserver.openai_responses import AdminResult, HealthResult
+from serve.httpserver.router_metrics import router_families
 from serve.httpserver.state import AppState, require_admin_key, state_of
 from serve.ipc.control import ControlClient, ControlError
 
@@ -68,8 +70,9 @@ async def metrics(request: Request) -> Response:
     update_gauges(state)
     total = state.service.metrics if state.board is None else state.board.total()
     router, cache = await asyncio.gather(_statistics_of(state, "router"), _statistics_of(state, "cache"))
-    parts = {"varve_engine_up": float(state.service.is_up), **flatten_statistics("router", rest_of_router(router))}
-    return Response(render(total, parts, cache_families(router, cache)), media_type=METRICS_TYPE)
+    is_up = gauge("varve_engine_up", "1: requests are answered", (), {(): float(state.service.is_up)})
+    families = [is_up, *router_families(router), *cache_families(router, cache)]
+    return Response(render(total, families), media_type=METRICS_TYPE)
 
 
 def update_gauges(state: AppState) -> None:
@@ -133,3 +136,5 @@ _add_route("GET", "statistics", "A part's counters")
 _add_route("GET", "list", "What a part holds")
 _add_route("POST", "check", "Check a part's bookkeeping")
 _add_route("POST", "flush", "Drop what a part has cached")
+_add_route("POST", "profile_start", "Record where the time of steps goes (part=worker)")
+_add_route("POST", "profile_stop", "Stop recording, and give what was recorded (part=worker)")

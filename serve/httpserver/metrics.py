@@ -8,13 +8,14 @@ its predecessor's snapshot, so that counters never fall.
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from serve.httpserver import metric_families
 
 logger = logging.getLogger(__name__)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -65,6 +66,8 @@ class HttpMetrics:
         self.cached_tokens = Counter("Prompt tokens not computed", ("tier",))
         self.generated_tokens = Counter("Tokens generated")
         self.aborted = Counter("Sequences aborted before their end")
+        self.output_seconds = Counter("Time in which tokens became text for clients to take")
+        self.prepare = Histogram("From a request's head to its submission: body, template, tokens, page names")
         self.first_token = Histogram("From submission to the first token")
         self.next_token = Histogram("Between tokens of a sequence")
         self.request = Histogram("From a request's head to the end of its answer")
@@ -78,11 +81,13 @@ class HttpMetrics:
             "varve_http_cached_tokens": self.cached_tokens,
             "varve_http_generated_tokens": self.generated_tokens,
             "varve_http_aborted_sequences": self.aborted,
+            "varve_http_output_seconds": self.output_seconds,
         }
 
     def histograms(self) -> dict[str, Histogram]:
         """Histograms by metric name."""
         return {
+            "varve_http_prepare_seconds": self.prepare,
             "varve_http_first_token_seconds": self.first_token,
             "varve_http_next_token_seconds": self.next_token,
             "varve_http_request_seconds": self.request,
@@ -154,72 +159,25 @@ def _read_snapshot(path: Path) -> Snapshot | None:
 class _Collector:
     """Gives the prometheus library the numbers in its own form."""
 
-    def __init__(self, total: HttpMetrics, parts: dict[str, Any], families: Iterable[Any]) -> None:
+    def __init__(self, total: HttpMetrics, families: Iterable[Any]) -> None:
         self._total = total
-        self._parts = parts
         self._families = list(families)
 
     def collect(self) -> Iterable[Any]:
         for name, counter in self._total.counters().items():
-            family = CounterMetricFamily(name, counter.help, labels=counter.labels)
-            for labels, value in counter.values.items():
-                family.add_metric(labels, value)
-            yield family
+            yield metric_families.counter(name, counter.help, counter.labels, counter.values)
         for name, histogram in self._total.histograms().items():
-            yield _histogram_family(name, histogram.help, SECONDS, histogram.counts, histogram.sum)
+            data = {"bounds": list(SECONDS), "counts": histogram.counts, "sum": histogram.sum}
+            yield metric_families.histogram(name, histogram.help, (), {(): data})
         for name, value in self._total.gauges.items():
-            yield GaugeMetricFamily(name, _help_of(name), value)
-        for name, value in self._parts.items():
-            yield _family_of_part(name, value)
+            text = f"{name.removeprefix('varve_').replace('_', ' ')}, of all processes"
+            yield metric_families.gauge(name, text, (), {(): value})
         yield from self._families
 
 
-def _family_of_part(name: str, value: Any) -> Any:
-    """A number or a histogram that another process reports; names in `num_` count since its start."""
-    if name.endswith("_per_s"):
-        name = f"{name}econd"
-    elif name.endswith("_s"):
-        name = f"{name}econds"
-    elif name.endswith("_total"):  # which says of a counter that it is one
-        name = f"{name.removesuffix('_total')}_capacity"
-    if isinstance(value, dict):
-        return _histogram_family(name, _help_of(name), value["bounds"], value["counts"], value["sum"])
-    if "_num_" in name:
-        return CounterMetricFamily(name.replace("_num_", "_"), _help_of(name), value)
-    return GaugeMetricFamily(name, _help_of(name), value)
-
-
-def _help_of(name: str) -> str:
-    return f"{name.removeprefix('varve_').replace('_', ' ')}, as its owner reports it"
-
-
-def _histogram_family(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Any:
-    buckets, running = [], 0
-    for bound, count in zip([*(str(float(bound)) for bound in bounds), "+Inf"], counts, strict=True):
-        running += count
-        buckets.append((bound, float(running)))
-    return HistogramMetricFamily(name, text, buckets, total)
-
-
-def flatten_statistics(area: str, statistics: Any) -> dict[str, Any]:
-    """Numbers and histograms of nested statistics by metric name; names in `varve_` stay as they are."""
-    found: dict[str, Any] = {}
-    prefix = area if area.startswith("varve_") else f"varve_{area}"
-    name = "".join(letter if letter.isascii() and (letter.isalnum() or letter == "_") else "_" for letter in prefix)
-    if isinstance(statistics, dict) and statistics.keys() == {"bounds", "counts", "sum"}:
-        found[name] = statistics
-    elif isinstance(statistics, dict):
-        for key, value in statistics.items():
-            below = str(key).removeprefix(f"{area}_")
-            found.update(flatten_statistics(below if below.startswith("varve_") else f"{prefix}_{below}", value))
-    elif isinstance(statistics, (bool, int, float)):
-        found[name] = float(statistics)
-    return found
-
-
-def render(total: HttpMetrics, parts: dict[str, Any], families: Iterable[Any] = ()) -> bytes:
-    """The text of /metrics; parts: what `flatten_statistics` gave of other processes; families: further ones."""
+def render(total: HttpMetrics, families: Iterable[Any] = ()) -> bytes:
+    """The text of /metrics; families: what other processes tell."""
     registry = CollectorRegistry()
-    registry.register(_Collector(total, parts, families))
+    registry.register(_Collector(total, families))
     text: bytes = generate_latest(registry)
     return text

@@ -9,8 +9,9 @@ import pytest
 
 from models.state_layout import derive_layout
 from serve.config import ServeConfig
-from serve.httpserver.cache_metrics import cache_families, rest_of_router
-from serve.httpserver.metrics import HttpMetrics, flatten_statistics, render
+from serve.httpserver.cache_metrics import cache_families
+from serve.httpserver.metrics import HttpMetrics, render
+from serve.httpserver.router_metrics import router_families
 from serve.multi_level_cache.control import statistics
 from serve.multi_level_cache.disk_tier import MAX_HUNG, PAUSE_AFTER_ERROR_S
 from serve.router.admin import RouterAdmin
@@ -49,8 +50,7 @@ def test_metrics_exist(tmp_path: Path) -> None:
     router, cache = RouterAdmin(Harness().router).statistics(), statistics(Bench().manager)
     cache["lower_tier"] = disk.tier.statistics()
     disk.tier.close(10)
-    parts = flatten_statistics("router", rest_of_router(router))
-    shown = render(HttpMetrics(), parts, cache_families(router, cache)).decode()
+    shown = render(HttpMetrics(), [*router_families(router), *cache_families(router, cache)]).decode()
     for name in re.findall(r"`(varve_(?:cache|router)_\w+)", TEXT):
         assert name in shown, name
 

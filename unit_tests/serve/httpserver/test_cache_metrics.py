@@ -1,7 +1,8 @@
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.httpserver.cache_metrics import cache_families, rest_of_router
-from serve.httpserver.metrics import HttpMetrics, flatten_statistics, render
+from serve.httpserver.cache_metrics import cache_families
+from serve.httpserver.metrics import HttpMetrics, render
+from serve.httpserver.router_metrics import router_families
 from serve.multi_level_cache.cache_manager import CacheManager
 from serve.multi_level_cache.control import statistics
 from serve.router.admin import RouterAdmin
@@ -12,8 +13,7 @@ from unit_tests.serve.router.router_fakes import Harness, prompt_of
 
 def metrics_of(router, cache):
     """Value by (name, labels) of a whole page of metrics, as a scraper reads it."""
-    parts = flatten_statistics("router", rest_of_router(router))
-    text = render(HttpMetrics(), parts, cache_families(router, cache)).decode()
+    text = render(HttpMetrics(), [*router_families(router), *cache_families(router, cache)]).decode()
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families), "a name is given twice"
     return {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}

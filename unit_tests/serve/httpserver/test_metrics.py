@@ -1,7 +1,7 @@
 import time
 
 from serve.httpserver import admin
-from serve.httpserver.metrics import HttpMetrics, MetricsBoard, flatten_statistics, render
+from serve.httpserver.metrics import HttpMetrics, MetricsBoard, render
 from serve.ipc.control import ControlServer
 
 
@@ -32,30 +32,11 @@ def test_histograms_are_cumulative():
     metrics = HttpMetrics()
     for seconds in (0.0005, 0.02, 1000):
         metrics.next_token.observe(seconds)
-    lines = render(metrics, {}).decode().splitlines()
+    lines = render(metrics).decode().splitlines()
     assert 'varve_http_next_token_seconds_bucket{le="0.001"} 1.0' in lines
     assert 'varve_http_next_token_seconds_bucket{le="0.025"} 2.0' in lines
     assert 'varve_http_next_token_seconds_bucket{le="+Inf"} 3.0' in lines
     assert "varve_http_next_token_seconds_count 3.0" in lines
-
-
-def test_statistics_of_other_processes_become_names():
-    found = flatten_statistics("router", {"num_steps": 3, "cached tokens": {"host": 1}, "text": "x", "router_cpu_s": 2})
-    assert found == {"varve_router_num_steps": 3.0, "varve_router_cached_tokens_host": 1.0, "varve_router_cpu_s": 2.0}
-
-
-def test_names_of_other_processes_numbers_end_in_their_units():
-    parts = {"varve_router_num_steps": 3.0, "varve_router_cpu_s": 2.0}
-    parts |= {"varve_router_prefill_tokens_per_s": 9.0, "varve_router_pages_full_total": 5.0}
-    lines = render(HttpMetrics(), parts).decode().splitlines()
-    for line in (
-        "# TYPE varve_router_steps_total counter",
-        "varve_router_steps_total 3.0",
-        "varve_router_cpu_seconds 2.0",
-        "varve_router_prefill_tokens_per_second 9.0",
-        "varve_router_pages_full_capacity 5.0",
-    ):
-        assert line in lines
 
 
 def test_refused_requests_count_no_prompt_tokens(bench, run):

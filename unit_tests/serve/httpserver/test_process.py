@@ -263,7 +263,7 @@ def test_metrics_add_up_over_processes_and_include_the_router(start, run_dir):
     assert "varve_http_generated_tokens_total 30.0" in lines
     assert "varve_engine_up 1.0" in lines
     assert "varve_router_steps_total 7.0" in lines
-    assert "varve_router_pages_full_free 3.0" in lines
+    assert 'varve_router_pages{group="full",state="free"} 3.0' in lines
     assert 'varve_router_step_seconds_bucket{le="+Inf"} 3.0' in lines
     assert admin.json() == {"result": {"router": {"up": True}}}
     assert refused.status_code == 502
