@@ -12,7 +12,7 @@ from pathlib import Path
 
 from serve.errors import ConfigError, LaunchError, UserError
 
-BENCHMARKS = ("static", "serve", "cache")
+BENCHMARKS = ("static", "serve", "cache", "profile")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,9 +98,8 @@ def _bench(words: list[str]) -> int:
     from serve.cli_parser import LineParser, parse_line
 
     parser = LineParser("varve bench", "Measure a server, or the engine without one.")
-    parser.add_argument(
-        "benchmark", choices=BENCHMARKS, help="static: no HTTP; serve: load over HTTP; cache: what tiers gain"
-    )
+    what = "static: no HTTP; serve: load over HTTP; cache: what tiers gain; profile: where the time goes"
+    parser.add_argument("benchmark", choices=BENCHMARKS, help=what)
     options = parse_line(parser, words[:1])
     module = import_module(f"serve.bench.{options.benchmark}")
     own = LineParser(f"varve bench {options.benchmark}", (module.__doc__ or "").strip().split("\n")[0])

@@ -18,6 +18,7 @@ HELP = {
     "varve bench serve": ("bench", "serve"),
     "varve bench static": ("bench", "static"),
     "varve bench cache": ("bench", "cache"),
+    "varve bench profile": ("bench", "profile"),
     "varve cache ls": ("cache", "ls"),
     "varve cache check": ("cache", "check"),
     "varve cache flush": ("cache", "flush"),

@@ -8,11 +8,12 @@ from serve.bench.arrivals import Arrival
 from serve.bench.cache_figures import Figures, as_plain_data, format_results, make_figures
 from serve.bench.cache_options import CacheBenchOptions, Setup
 from serve.bench.cache_plot import save_cache_plot
-from serve.bench.cache_server import BenchServer, running_server
+from serve.bench.cache_server import running_server
 from serve.bench.client import CompletionClient
 from serve.bench.flags import BenchError, add_option_flags, given_values, resolve_options
 from serve.bench.lengths import LengthRange
 from serve.bench.options import PromptFormat, ServeBenchOptions, WorkloadKind
+from serve.bench.own_server import BenchServer
 from serve.bench.prompts import prompt_maker
 from serve.bench.report import write_json
 from serve.bench.runner import play

@@ -26,7 +26,8 @@ def request_id_of(scope: Scope) -> str:
 class RequestContext:
     """Sets `scope["varve.request_id"]`, returns it as X-Request-Id, logs one line and counts the request.
 
-    `scope["varve.send"]` is the way past the middleware, for the many body messages of a stream.
+    `scope["varve.send"]` is the way past the middleware, for the many body messages of a stream;
+    `scope["varve.began"]` is when the request's head was there (`time.monotonic`).
     """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
@@ -43,6 +44,7 @@ class RequestContext:
         request_id = scope["varve.request_id"] = request_id_of(scope)
         scope["varve.send"] = send
         began, status = time.monotonic(), 0
+        scope["varve.began"] = began
 
         async def send_with_id(message: Message) -> None:
             nonlocal status

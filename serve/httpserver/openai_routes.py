@@ -1,5 +1,6 @@
 """The routes of the OpenAI API, and tokenizing."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -132,7 +133,7 @@ async def create_completion(request: Request) -> Response:
     spec = _spec(request, body, prompts, sampling)
     if limit == 0:
         return prompt_only(state.service, spec, answer, bool(body.stream), wants_scores)
-    return _start(state, spec, answer, bool(body.stream))
+    return _start(request, spec, answer, bool(body.stream))
 
 
 @router.post(
@@ -163,7 +164,7 @@ async def create_chat_completion(request: Request) -> Response:
     )
     sampling = sampling_params(body, limit, state.service.settings, state.service.new_seed())
     sampling = msgspec.structs.replace(sampling, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    return _start(state, _spec(request, body, [prompt], sampling), answer, bool(body.stream))
+    return _start(request, _spec(request, body, [prompt], sampling), answer, bool(body.stream))
 
 
 def _wants_usage(body: SamplingRequest) -> bool:
@@ -185,10 +186,12 @@ def _spec(
     )
 
 
-def _start(state: AppState, spec: GenerationSpec, answer: Answer, stream: bool) -> GenerationResponse:
-    generation = state.service.start(spec)
+def _start(request: Request, spec: GenerationSpec, answer: Answer, stream: bool) -> GenerationResponse:
+    service = state_of(request).service
+    generation = service.start(spec)
+    service.metrics.prepare.observe(time.monotonic() - request.scope["varve.began"])
     kind = EventStream if stream else WholeAnswer
-    return kind(state.service, generation, answer)
+    return kind(service, generation, answer)
 
 
 @router.post("/tokenize", response_model=TokenizeResult, responses=_REFUSALS, openapi_extra=_body_of(TokenizeRequest))

@@ -296,6 +296,7 @@ class RequestService:
                 self._fail(output, active)
             else:
                 self._advance(output, active)
+        self.metrics.output_seconds.inc(time.monotonic() - now)
 
     def _advance(self, output: RequestOutput, active: _Active) -> None:
         sequence = active.sequence

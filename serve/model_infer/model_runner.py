@@ -1,7 +1,7 @@
 """Runs plans: changes the batch, computes the step, samples."""
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from serve.model_infer.errors import PlanError
 from serve.model_infer.graphs import DecodeGraphs
 from serve.model_infer.input_batch import InputBatch, TokenSource
 from serve.model_infer.logprobs import token_logprobs
+from serve.model_infer.profiler import Phase, StepProfiler
 from serve.model_infer.sampler import SampledTokens, Sampler
 from serve.model_infer.step_inputs import StepInputs
 from serve.types import SamplingParams
@@ -49,8 +50,12 @@ class ModelRunner:
         group: TensorParallel,
         epoch: int,
         graphs: DecodeGraphs | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
-        """graphs: for decode steps, where the device has them; all other steps go to the model itself."""
+        """graphs: for decode steps, where the device has them; all other steps go to the model itself.
+
+        profiler: what `start_profile` switches on.
+        """
         self.batch = batch
         self.num_steps = 0
         self.num_tokens = 0
@@ -61,6 +66,8 @@ class ModelRunner:
         self._group = group
         self._epoch = epoch
         self._graphs = graphs
+        self._profiler = profiler
+        self._recording: StepProfiler | None = None
         self._next_step: int | None = None
         self._num_prompt_logprobs: dict[int, int] = {}
 
@@ -68,6 +75,7 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end. Raises PlanError for a plan that is stale, out of order or inconsistent."""
         begun = time.perf_counter()
+        self._mark(Phase.WAIT)
         self._check_order(plan)
         self.batch.apply(plan)
         for row in plan.leaves:
@@ -77,11 +85,29 @@ class ModelRunner:
             self._admit(join)
         result = StepResult(plan.epoch, plan.step, self._group.rank, 0.0)
         inputs = self.batch.build(plan)
+        self._mark(Phase.PREPARE)
         if inputs is not None:
             self._compute(inputs, result)
         self.num_steps += 1
         result.compute_s = time.perf_counter() - begun
+        if self._recording is not None:
+            self._recording.end_step(0 if inputs is None else inputs.num_tokens, inputs is None or inputs.is_decode)
         return result
+
+    def start_profile(self) -> None:
+        """Record where the time of steps goes, until `stop_profile`; steps do not run as graphs meanwhile."""
+        if self._profiler is not None:
+            self._profiler.start()
+            self._recording = self._profiler
+
+    def stop_profile(self) -> dict[str, Any]:
+        """What was recorded, see `StepProfiler.stop`; empty when nothing was."""
+        recording, self._recording = self._recording, None
+        return {} if recording is None else recording.stop()
+
+    def _mark(self, phase: Phase) -> None:
+        if self._recording is not None:
+            self._recording.mark(phase)
 
     def _check_order(self, plan: StepPlan) -> None:
         if plan.epoch != self._epoch:
@@ -104,16 +130,18 @@ class ModelRunner:
 
     def _compute(self, inputs: StepInputs, result: StepResult) -> None:
         logits = self._forward(inputs)
+        self._mark(Phase.FORWARD)
         self._states.advance(inputs.rows, self.batch.context_lens[inputs.rows])
         num_sampling = len(inputs.sample_rows)
         if self._group.rank == 0 and inputs.prompt_spans:
             result.prompt_logprobs = self._score_prompts(inputs, logits)
         if num_sampling:
             self._sample(inputs, logits[:num_sampling], result)
+        self._mark(Phase.SAMPLE)
         self.num_tokens += inputs.num_tokens
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        if self._graphs is not None and inputs.is_decode:
+        if self._graphs is not None and inputs.is_decode and self._recording is None:
             logits = self._graphs.forward(inputs.forward)
             if logits is not None:
                 return logits

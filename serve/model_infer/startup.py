@@ -37,6 +37,7 @@ from serve.model_infer.memory_plan import MemoryPlan, MemoryRequest, PageCost, p
 from serve.model_infer.model_runner import Model, ModelRunner
 from serve.model_infer.page_table import PageTable
 from serve.model_infer.phases import PhaseClock
+from serve.model_infer.profiler import StepProfiler
 from serve.model_infer.sampler import Sampler
 from serve.model_infer.staging import StagingEngine, StagingParts
 from serve.model_infer.staging_setup import build_staging, workspace_bytes
@@ -77,7 +78,7 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
         staging_bytes = workspace_bytes(context, device)
         plan = _plan_memory(config, states, group, device, staging_bytes)
         _allocate(states, plan)
-    runner, graphs = _make_runner(context, model, states, plan, group, device)
+    runner, graphs = _make_runner(context, model, states, plan, group, backend, device)
     with clock.phase("warm_up"):
         compiling.result()
         warm_up(model.loaded.model, states, config.batch_max_tokens, device)
@@ -191,6 +192,7 @@ def _make_runner(
     states: StateCoordinator,
     plan: MemoryPlan,
     group: TensorParallel,
+    backend: KernelBackend,
     device: torch.device,
 ) -> tuple[ModelRunner, DecodeGraphs | None]:
     config = context.config
@@ -212,7 +214,8 @@ def _make_runner(
     graphs = None
     if not config.serve.disable_cuda_graph:
         graphs = make_graphs(network, model.config, states, tables, group, device)
-    return ModelRunner(network, batch, states, sampler, table, group, context.epoch, graphs), graphs
+    profiler = StepProfiler(backend, device)
+    return ModelRunner(network, batch, states, sampler, table, group, context.epoch, graphs, profiler), graphs
 
 
 def _measure_copies(staging: StagingParts) -> dict[str, float]:

@@ -50,7 +50,13 @@ class Worker:
         self._control = ControlServer(
             context.run_dir,
             f"control-worker-{context.index}",
-            {"status": self._status, "memory": self._memory_now, "check": self._check},
+            {
+                "status": self._status,
+                "memory": self._memory_now,
+                "check": self._check,
+                "profile_start": runner.start_profile,
+                "profile_stop": runner.stop_profile,
+            },
         )
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             StepPlan: self._run_plan,

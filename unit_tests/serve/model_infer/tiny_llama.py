@@ -18,6 +18,7 @@ from serve.model_infer.attention_state.coordinator import StateCoordinator
 from serve.model_infer.input_batch import InputBatch
 from serve.model_infer.model_runner import ModelRunner
 from serve.model_infer.page_table import PageTable
+from serve.model_infer.profiler import StepProfiler
 from serve.model_infer.sampler import Sampler
 from serve.types import SamplingParams
 from unit_tests.serve.model_infer.builders import CPU, FakeTable
@@ -94,7 +95,8 @@ def make_runner(
     tables = {"full": PageTable("full", PAGE, NUM_PAGES, max_rows, 4)}
     batch = InputBatch(tables, states.pools(), table, max_rows, CPU)
     sampler = Sampler(max_rows, VOCAB, config.eos_token_ids, CPU)
-    return ModelRunner(loaded.model, batch, states, sampler, table, group, EPOCH)
+    profiler = StepProfiler(backend, CPU)
+    return ModelRunner(loaded.model, batch, states, sampler, table, group, EPOCH, profiler=profiler)
 
 
 class Driver:
