@@ -1,6 +1,7 @@
 """What the engine knows of a model: plain numbers, read once from the checkpoint's own description.
 
-`models/config_hf.py` and `models/config_gguf.py` are the only readers of field names of transformers and of GGUF.
+`models/config_hf.py` (with `hf_*.py`) and `models/config_gguf.py` are the only readers of field names of transformers
+and of GGUF.
 Free of torch: launcher, router and HTTP processes read it too.
 """
 

@@ -1,60 +1,16 @@
 """Config of a checkpoint directory: the only reader of field names of transformers' config.json (versions 4 and 5)."""
 
-import json
-import math
 from pathlib import Path
-from typing import Any
 
-from models.config import ModelConfig, MoeConfig, RopeConfig, check_config
+from models.config import ModelConfig, MoeConfig, check_config
 from models.errors import ModelError
+from models.hf_fields import HfFields, read_json
+from models.hf_rope import read_rope
 from models.registry import family_of
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _DTYPES = ("float32", "bfloat16", "float16")
 _QWEN3_HEAD_DIM = 128  # Qwen3Config's default where config.json leaves it out
 _REFUSED = {"mlp_bias": "biases in the MLP", "quantization_config": "checkpoints quantized in this way"}
-
-
-class HfFields:
-    """Fields of one JSON object, with errors that name the file and the field."""
-
-    def __init__(self, data: dict[str, Any], where: str) -> None:
-        self.data = data
-        self.where = where
-
-    def get(self, *names: str) -> Any:
-        """The first of `names` that is present and not null, else None."""
-        for name in names:
-            if self.data.get(name) is not None:
-                return self.data[name]
-        return None
-
-    def number(self, *names: str, default: float | None = None, kind: type = int) -> Any:
-        """A number of `kind`; ModelError if it is missing without a default or of another type."""
-        value = self.get(*names)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError(f"{self.where}: field '{names[0]}' is missing")
-        allowed = (int, float) if kind is float else (int,)
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            raise ModelError(f"{self.where}: field '{names[0]}' must be a number, not {value!r}")
-        if not math.isfinite(value):
-            raise ModelError(f"{self.where}: field '{names[0]}' must be finite")
-        return kind(value)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; ModelError if it is missing or is something else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent}: {path.name} is missing") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: is not a JSON object")
-    return data
 
 
 def read_hf_config(directory: Path) -> ModelConfig:
@@ -82,7 +38,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
         num_kv_heads=fields.number("num_key_value_heads", default=heads),
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", default=1e-6, kind=float),
-        rope=_read_rope(fields, head_dim),
+        rope=read_rope(fields, head_dim),
         max_position_embeddings=fields.number("max_position_embeddings"),
         tie_word_embeddings=bool(fields.get("tie_word_embeddings")),
         attention_bias=bias or family == "qwen2",
@@ -167,41 +123,3 @@ def _end_tokens(fields: HfFields, directory: Path) -> tuple[int, ...]:
             elif token is not None:
                 raise ModelError(f"{source.where}: field 'eos_token_id' must hold token ids, not {token!r}")
     return tuple(dict.fromkeys(found))
-
-
-def _read_rope(fields: HfFields, head_dim: int) -> RopeConfig:
-    """`rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (4)."""
-    data: dict[str, Any] = {}
-    for name in ("rope_scaling", "rope_parameters"):
-        found = fields.get(name) or {}
-        if not isinstance(found, dict):
-            raise ModelError(f"{fields.where}: field '{name}' must be an object, not {found!r}")
-        data.update(found)
-    rope = HfFields(data, fields.where)
-    kind = rope.get("rope_type", "type") or "default"
-    if kind not in _ROPE_TYPES:
-        raise ModelError(f"{fields.where}: rope type {kind!r} is not supported ({', '.join(_ROPE_TYPES)} are)")
-    theta = rope.number("rope_theta", default=fields.number("rope_theta", default=10000.0, kind=float), kind=float)
-    partial = fields.number("partial_rotary_factor", default=1.0, kind=float)
-    partial = rope.number("partial_rotary_factor", default=partial, kind=float)
-    common = {"rope_type": kind, "theta": theta, "rotary_dim": int(head_dim * partial)}
-    if kind == "default":
-        return RopeConfig(**common)
-    context = fields.number("max_position_embeddings")
-    original = fields.number("original_max_position_embeddings", default=context)
-    original = rope.number("original_max_position_embeddings", default=original)
-    default_factor = context / max(original, 1) if kind == "yarn" else None
-    common["factor"] = rope.number("factor", default=default_factor, kind=float)
-    if kind == "linear":
-        return RopeConfig(**common)
-    common["original_context"] = original
-    if kind == "llama3":
-        for name in ("low_freq_factor", "high_freq_factor"):
-            common[name] = rope.number(name, kind=float)
-        return RopeConfig(**common)
-    for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-        common[name] = rope.number(name, default=default, kind=float)
-    for name in ("attention_factor", "mscale", "mscale_all_dim"):
-        if rope.get(name) is not None:
-            common[name] = rope.number(name, kind=float)
-    return RopeConfig(**common, truncate=rope.get("truncate") is not False)

@@ -28,5 +28,8 @@ def family_of(architecture: str) -> str:
 
 
 def load_family(family: str) -> ModuleType:
-    """Import the module of `family` (imports torch); it has `build_model` and `plan_weights`."""
+    """Import the module of `family` (imports torch); it has `build_model` and `plan_weights`.
+
+    It may have `checkpoint_name(config, name)`: a stored tensor's name in the plan, None for one that is not used.
+    """
     return importlib.import_module(f"models.{family}")

@@ -119,7 +119,7 @@ def _safetensors_files(directory: Path) -> tuple[Path, ...]:
     """The files that the index names, in order of name; without an index the only file, or all of them."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        from models.config_hf import read_json
+        from models.hf_fields import read_json
 
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):

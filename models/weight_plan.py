@@ -39,23 +39,30 @@ class Piece:
 
 
 class WeightPlan:
-    """The tensors of one rank by key, each with its shape and pieces."""
+    """The tensors of one rank by key, each with its shape and pieces, and its dtype where that is not the model's."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.pieces: dict[str, list[Piece]] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
 
-    def add_whole(self, key: str, name: str, shape: tuple[int, ...]) -> None:
+    def add_whole(self, key: str, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         """Tensor `name` as it is."""
-        self._add(key, shape, [Piece(name, shape, 0, 0, shape[0])])
+        self._add(key, shape, [Piece(name, shape, 0, 0, shape[0])], dtype)
 
-    def add_rows(self, key: str, parts: list[tuple[str, int, int, int]], rest: tuple[int, ...]) -> None:
+    def add_rows(
+        self,
+        key: str,
+        parts: list[tuple[str, int, int, int]],
+        rest: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Row ranges stacked in order: (name, rows in the checkpoint, start, stop) each; `rest` is the other shape."""
         pieces, row = [], 0
         for name, total, start, stop in parts:
             pieces.append(Piece(name, (total, *rest), 0, start, stop, row))
             row += stop - start
-        self._add(key, (row, *rest), pieces)
+        self._add(key, (row, *rest), pieces, dtype)
 
     def add_columns(self, key: str, name: str, shape: tuple[int, int], start: int, stop: int) -> None:
         """Columns [start, stop) of matrix `name` of `shape`."""
@@ -65,7 +72,9 @@ class WeightPlan:
         """Matrices stacked along a leading dimension, filled by `pieces` that name their `expert`."""
         self._add(key, shape, pieces)
 
-    def _add(self, key: str, shape: tuple[int, ...], pieces: list[Piece]) -> None:
+    def _add(self, key: str, shape: tuple[int, ...], pieces: list[Piece], dtype: torch.dtype | None = None) -> None:
+        if dtype is not None:
+            self.dtypes[key] = dtype
         self.shapes[key] = shape
         self.pieces[key] = pieces
 

@@ -16,7 +16,8 @@ _MULTIPLIERS = (0x2C1B3C6D, 0x297A2D39)
 
 
 class DummyReader(WeightReader):
-    """Values are a hash of (seed, name, row, column), so that any slice can be made alone; norm weights are 1."""
+    """Values are a hash of (seed, name, row, column), so that any slice can be made alone; norm weights are 1,
+    integers (tables of indexes) the column."""
 
     def __init__(self, plan: WeightPlan, seed: int) -> None:
         self._shapes = {piece.name: piece.shape for pieces in plan.pieces.values() for piece in pieces}
@@ -30,7 +31,10 @@ class DummyReader(WeightReader):
             out.fill_(1.0)
             return
         first_row, first_column = (piece.start, 0) if piece.dim == 0 else (0, piece.start)
-        matrix = out if out.dim() == 2 else out.unsqueeze(1)
+        matrix = out.flatten(1) if out.dim() > 1 else out.unsqueeze(1)
+        if not out.dtype.is_floating_point:
+            matrix.copy_(torch.arange(matrix.shape[1]).expand_as(matrix))
+            return
         columns = torch.arange(first_column, first_column + matrix.shape[1]).mul_(_COLUMN_STEP)
         columns += self._tensor_seed(piece.name)
         step = max(1, _CHUNK_ELEMENTS // matrix.shape[1])

@@ -13,18 +13,21 @@ from models.weight_plan import Piece, WeightPlan, WeightReader
 class WeightFilling:
     """Starts at once: submits a task a piece of `plan` to `executor`. allocate: gives [n] values of the model dtype.
 
-    All weights lie in one allocation, each at a multiple of 64 values, so that they share large memory pages.
+    All weights of the model dtype lie in one allocation, each at a multiple of 64 values, so that they share large
+    memory pages. Those for which the plan has a dtype of their own are few and small.
     """
 
     def __init__(
         self, plan: WeightPlan, reader: WeightReader, executor: Executor, allocate: Callable[[int], torch.Tensor]
     ) -> None:
-        sizes = {key: math.prod(shape) for key, shape in plan.shapes.items()}
+        sizes = {key: math.prod(shape) for key, shape in plan.shapes.items() if key not in plan.dtypes}
         memory, start = allocate(sum(_aligned(size) for size in sizes.values())), 0
         self._weights: dict[str, torch.Tensor] = {}
         for key, size in sizes.items():
             self._weights[key] = memory[start : start + size].view(plan.shapes[key])
             start += _aligned(size)
+        for key, dtype in plan.dtypes.items():
+            self._weights[key] = torch.empty(plan.shapes[key], dtype=dtype, device=memory.device)
         self._futures: list[Future[int]] = [
             executor.submit(_fill, reader, piece, piece.view_of(self._weights[key]))
             for key, pieces in plan.pieces.items()

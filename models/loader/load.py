@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -15,7 +16,7 @@ from models.loader.digest import BlockDigester
 from models.loader.dummy import DummyReader, dummy_digest
 from models.loader.filling import WeightFilling
 from models.loader.gguf import GgufReader
-from models.loader.safetensors import SafetensorsReader
+from models.loader.safetensors import SafetensorsReader, keep_name
 from models.parallel import TensorParallel
 from models.registry import load_family
 from models.sharding import shard_model
@@ -72,7 +73,9 @@ def load_model(
 def _open_reader(config: ModelConfig, source: ModelSource, plan: WeightPlan, seed: int) -> WeightReader:
     if source.kind == "safetensors":
         ignore = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset()
-        return SafetensorsReader(source.weight_files, ignore=ignore)
+        family = load_family(config.family)
+        rename = partial(family.checkpoint_name, config) if hasattr(family, "checkpoint_name") else keep_name
+        return SafetensorsReader(source.weight_files, ignore=ignore, rename=rename)
     if source.kind == "gguf":
         return GgufReader(source.path, config)
     if source.kind == "dummy":
