@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from models.errors import ModelError
+from models.layer_types import LayerType
 from models.source import ModelSource
 
 
@@ -57,12 +58,51 @@ class MoeConfig:
 
 
 @dataclass(frozen=True)
+class MlaConfig:
+    """Multi-head latent attention (DeepSeek-V2). q_lora_rank None: queries are projected directly.
+
+    index_head_dim: of a lightning indexer's keys, 0 without one.
+    """
+
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+    index_head_dim: int = 0
+
+
+@dataclass(frozen=True)
+class LinearAttentionConfig:
+    """Gated delta net: num_v_heads is a multiple of num_k_heads. conv_kernel: taps of the short convolution."""
+
+    num_k_heads: int
+    num_v_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    conv_kernel: int
+
+
+@dataclass(frozen=True)
+class CompressionConfig:
+    """Compressed attention (DeepSeek-V4): tokens that an entry of COMPRESSED and HEAVILY_COMPRESSED layers stands
+    for."""
+
+    ratio: int
+    heavy_ratio: int
+    index_head_dim: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder's shape and constants.
 
-    architecture: name as transformers gives it. family: the module of this package that implements it.
-    attention_bias, attention_out_bias: biases of the q, k and v, and of the output projection.
-    dtype: the checkpoint's own (float32, bfloat16 or float16). eos_token_ids: every id that ends a turn.
+    architecture: name as transformers gives it. family: the module of this package that implements it. attention_bias,
+    attention_out_bias: biases of the q, k and v, and of the output projection. dtype: the checkpoint's own (float32,
+    bfloat16 or float16). eos_token_ids: every id that ends a turn. layer_types: of each layer; empty where all are
+    FULL. window: keys that a query of a layer with a window sees, its own among them (0 without such layers);
+    window_rope: their rotation where it is another one. query_scale: factor on query times key; None means head_dim **
+    -0.5. norm_offset: is added to the norm weights of the checkpoint.
     """
 
     architecture: str
@@ -82,9 +122,21 @@ class ModelConfig:
     attention_out_bias: bool = False
     qk_norm: bool = False
     moe: MoeConfig | None = None
+    layer_types: tuple[LayerType, ...] = ()
+    window: int = 0
+    window_rope: RopeConfig | None = None
+    query_scale: float | None = None
+    norm_offset: float = 0.0
+    mla: MlaConfig | None = None
+    linear_attention: LinearAttentionConfig | None = None
+    compression: CompressionConfig | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
+
+    def layer_type(self, layer: int) -> LayerType:
+        """How `layer` mixes tokens."""
+        return self.layer_types[layer] if self.layer_types else LayerType.FULL
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (dicts, lists, numbers, strings, None) that `from_dict` takes back."""

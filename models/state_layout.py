@@ -9,92 +9,44 @@ Pure Python: the launcher, the router and the cache manager import this, and non
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
+
+from models.layer_states import LayerState, layer_states
+from models.state_groups import (
+    DTYPE_BYTES,
+    HitPolicy,
+    Leaf,
+    ShardKind,
+    StateGroup,
+    StateKind,
+    StateLayout,
+)
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
 
-LAYOUT_VERSION = 1
+__all__ = [
+    "DTYPE_BYTES",
+    "Extent",
+    "HeadShard",
+    "HitPolicy",
+    "Leaf",
+    "ShardKind",
+    "StateGroup",
+    "StateKind",
+    "StateLayout",
+    "derive_layout",
+    "group_heads",
+    "namespace",
+    "page_multiple",
+    "rank_extents",
+    "shard_heads",
+    "split_range",
+]
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1, "uint8": 1}
-
-
-class StateKind(Enum):
-    """How a state grows: FULL by token, BOUNDED not at all, TAIL between page boundaries."""
-
-    FULL = "full"
-    BOUNDED = "bounded"
-    TAIL = "tail"
-
-
-class HitPolicy(Enum):
-    """What must be present for a prefix of L tokens to be usable, as far as one group is concerned."""
-
-    ALL_PAGES = "all_pages"
-    TRAILING_PAGES = "trailing_pages"
-    EXACT_CHECKPOINT = "exact_checkpoint"
-
-
-class ShardKind(Enum):
-    """How tensor parallelism divides a leaf: by whole kv heads, or stored once although every rank has it."""
-
-    HEAD = "head"
-    REPLICATED = "replicated"
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One tensor of a group.
-
-    shape: of one token in one layer and one head, e.g. (2, 128) for K and V of 128 dimensions (FULL); of one
-    checkpoint in one layer and head for BOUNDED kinds. num_heads: global heads (1 when REPLICATED).
-    """
-
-    name: str
-    layers: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    shard: ShardKind
-    num_heads: int
-
-    @property
-    def bytes_per_row(self) -> int:
-        """Bytes of one token (or checkpoint) in one layer and one head."""
-        size = DTYPE_BYTES[self.dtype]
-        for extent in self.shape:
-            size *= extent
-        return size
-
-
-@dataclass(frozen=True)
-class StateGroup:
-    """Leaves that share a page table, and the rule by which a prefix of them is usable.
-
-    page_tokens: tokens that one object covers. window_tokens: tokens before a boundary that TRAILING_PAGES needs, or 0.
-    """
-
-    name: str
-    kind: StateKind
-    hit_policy: HitPolicy
-    page_tokens: int
-    leaves: tuple[Leaf, ...]
-    window_tokens: int = 0
-
-    @property
-    def bytes_per_page(self) -> int:
-        """Bytes of one object over all layers and all heads (what a host slot must hold)."""
-        rows = self.page_tokens if self.kind is StateKind.FULL else 1
-        return sum(leaf.bytes_per_row * len(leaf.layers) * leaf.num_heads * rows for leaf in self.leaves)
-
-
-@dataclass(frozen=True)
-class StateLayout:
-    """All state groups of a model at one page size."""
-
-    page_size: int
-    groups: tuple[StateGroup, ...]
+LAYOUT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -128,25 +80,48 @@ class Extent:
 
 
 def derive_layout(config: "ModelConfig", page_size: int, dtype: str) -> StateLayout:
-    """The state groups of `config` with pages of `page_size` tokens and K/V in `dtype` (a key of DTYPE_BYTES).
+    """The state groups of `config` with pages of `page_size` tokens and caches in `dtype` (a key of DTYPE_BYTES).
 
-    Every family served so far has one FULL group of keys (after norm and rotation) and values. Raises ValueError on an
-    unknown dtype or a page size that is not positive.
+    What each layer keeps stands in `models/layer_states.py`; here layers that keep the same share a leaf, and leaves of
+    one group share its pages. FULL groups come first, then BOUNDED, then TAIL ones. Raises ValueError on an unknown
+    dtype or a page size that is not positive or no multiple of `page_multiple`.
     """
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
     if page_size < 1:
         raise ValueError(f"page size must be positive, not {page_size}")
-    leaf = Leaf(
-        name="kv",
-        layers=tuple(range(config.num_layers)),
-        shape=(2, config.head_dim),
-        dtype=dtype,
-        shard=ShardKind.HEAD,
-        num_heads=config.num_kv_heads,
+    kept = [(layer, state) for layer in range(config.num_layers) for state in layer_states(config, layer, dtype)]
+    multiple = page_multiple(config)
+    if page_size % multiple:
+        raise ValueError(f"page size {page_size} is no multiple of {multiple}, as this model's states need")
+    names = dict.fromkeys(state.group.name for _, state in kept)
+    groups = [_group(page_size, [entry for entry in kept if entry[1].group.name == name]) for name in names]
+    order = list(StateKind)
+    return StateLayout(page_size, tuple(sorted(groups, key=lambda group: order.index(group.kind))))
+
+
+def page_multiple(config: "ModelConfig") -> int:
+    """Tokens that the page size must be a multiple of: the compression ratios that divide a sequence."""
+    states = (state for layer in range(config.num_layers) for state in layer_states(config, layer, "float32"))
+    return math.lcm(*(state.tokens_per_row for state in states))
+
+
+def _group(page_size: int, kept: list[tuple[int, LayerState]]) -> StateGroup:
+    """The group of these (layer, state): a leaf for each name, with all layers that have it."""
+    rule = kept[0][1].group
+    leaves: dict[LayerState, list[int]] = {}
+    for layer, state in kept:
+        leaves.setdefault(state, []).append(layer)
+    if any(state.group != rule for state in leaves) or len({state.name for state in leaves}) != len(leaves):
+        raise ValueError(f"state group {rule.name!r}: layers disagree on what it holds")
+    return StateGroup(
+        rule.name,
+        rule.kind,
+        rule.hit_policy,
+        page_size,
+        tuple(state.leaf(tuple(layers)) for state, layers in leaves.items()),
+        rule.window_tokens,
     )
-    group = StateGroup("full", StateKind.FULL, HitPolicy.ALL_PAGES, page_size, (leaf,))
-    return StateLayout(page_size, (group,))
 
 
 def split_range(total: int, parts: int, index: int) -> tuple[int, int]:
@@ -174,33 +149,29 @@ def shard_heads(num_q: int, num_kv: int, tp: int, rank: int) -> HeadShard:
     return HeadShard(head * group + start, head * group + end, head, head + 1, stores_kv=rank == first)
 
 
+def group_heads(group: StateGroup, tp: int, rank: int) -> tuple[int, int, bool]:
+    """Heads [start, end) of `group` that `rank` holds, and whether it stores them; (0, 0, False) without such
+    leaves."""
+    if not group.num_heads:
+        return 0, 0, False
+    shard = shard_heads(max(group.num_heads, tp) * group.num_heads, group.num_heads, tp, rank)
+    return shard.kv_start, shard.kv_end, shard.stores_kv
+
+
 def rank_extents(group: StateGroup, tp: int, rank: int, *, loading: bool = False) -> list[Extent]:
     """The bytes of one object of `group` that `rank` stores, or that it needs when `loading`; adjacent ones merged.
 
-    An object is [kv_head][leaf][layer][k|v][token][dim], then the replicated leaves. Of a replicated head the lowest
-    rank holding it stores it; of the replicated part rank r stores the r-th slice (whole layers of a leaf, which are
-    the units that are checked).
+    An object is [head][leaf][layer] of what the leaf has in a layer, then the replicated leaves. Of a replicated head
+    the lowest rank holding it stores it; of the replicated part rank r stores the r-th slice (whole layers of a leaf,
+    which are the units that are checked).
     """
-    rows = group.page_tokens if group.kind is StateKind.FULL else 1
-    heads = [leaf for leaf in group.leaves if leaf.shard is ShardKind.HEAD]
+    start, end, stores = group_heads(group, tp, rank)
     extents: list[Extent] = []
-    head_part = 0
-    if heads:
-        num_heads = heads[0].num_heads
-        if any(leaf.num_heads != num_heads for leaf in heads):
-            raise ValueError(f"group {group.name!r} mixes leaves of different numbers of heads")
-        per_head = sum(leaf.bytes_per_row * len(leaf.layers) * rows for leaf in heads)
-        head_part = per_head * num_heads
-        shard = shard_heads(max(num_heads, tp) * num_heads, num_heads, tp, rank)
-        if shard.stores_kv or loading:
-            extents.append(Extent(shard.kv_start * per_head, shard.num_kv_heads * per_head))
-    layers = [
-        leaf.bytes_per_row * leaf.num_heads * rows
-        for leaf in group.leaves
-        if leaf.shard is ShardKind.REPLICATED
-        for _ in leaf.layers
-    ]
+    if stores or loading:
+        extents.append(Extent(start * group.bytes_per_head, (end - start) * group.bytes_per_head))
+    layers = [group.layer_bytes(leaf) for leaf in group.replicated_leaves for _ in leaf.layers]
     first, last = (0, len(layers)) if loading else split_range(len(layers), tp, rank)
+    head_part = group.num_heads * group.bytes_per_head
     extents.append(Extent(head_part + sum(layers[:first]), sum(layers[first:last])))
     return _merge(extents)
 

@@ -87,14 +87,14 @@ class DecoderModel:
             is_sparse = config.moe is not None and config.moe.is_sparse(layer)
             self.layers.append((attention, (Moe if is_sparse else Mlp)(weights, layer, config, tp, backend)))
         self.weight_bytes = sum(weight.nbytes for weight in weights.values()) + cos_sin.nbytes
-        self._pool: weakref.ref[torch.Tensor] | None = None
+        self._leaf: weakref.ref[torch.Tensor] | None = None
         self._kv_layers: list[torch.Tensor] = []
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Run one step; float32 logits [R, vocab] of the rows in `batch.logits_rows`, the same on every rank."""
         backend, attention_batch = self.backend, batch.attention[GROUP]
         x = backend.embedding(batch.token_ids, self.embedding)
-        kv_layers = self._layer_views(batch.kv_pools[GROUP])
+        kv_layers = self._layer_views(batch.leaves[GROUP]["kv"])
         for (attention, feed_forward), kv_layer in zip(self.layers[:-1], kv_layers[:-1], strict=True):
             attention.forward(x, kv_layer, attention_batch)
             feed_forward.forward(x)
@@ -108,7 +108,7 @@ class DecoderModel:
 
     def forget_pool(self) -> None:
         """Drop the views of the last pool, so that its memory can be given back."""
-        self._pool, self._kv_layers = None, []
+        self._leaf, self._kv_layers = None, []
 
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:
         logits = self.backend.logits(rows, self.norm, self.config.rms_norm_eps, self.head)
@@ -116,9 +116,9 @@ class DecoderModel:
             logits = self.tp.all_gather_columns(logits, self.sharding.vocab_widths)
         return logits
 
-    def _layer_views(self, pool: torch.Tensor) -> list[torch.Tensor]:
+    def _layer_views(self, leaf: torch.Tensor) -> list[torch.Tensor]:
         """Per layer [num_pages, kv heads, 2, P, D], made once a pool."""
-        if self._pool is None or self._pool() is not pool:
-            self._kv_layers = list(pool.unbind(2))
-            self._pool = weakref.ref(pool)
+        if self._leaf is None or self._leaf() is not leaf:
+            self._kv_layers = list(leaf.unbind(2))
+            self._leaf = weakref.ref(leaf)
         return self._kv_layers

@@ -193,15 +193,16 @@ class StaticEngine:
         return seconds
 
     def _make_runner(self, model: Model, shape: _Shape, counts: Mapping[str, int]) -> ModelRunner:
-        states = StateCoordinator(self.layout, self.config.num_kv_heads, self.device)
+        states = StateCoordinator(self.layout, 1, 0, self.device)
         states.allocate(counts)
-        for pool in states.pools().values():
-            pool.normal_(generator=torch.Generator(self.device).manual_seed(0))
+        for leaves in states.leaves().values():
+            for leaf in leaves.values():
+                leaf.normal_(generator=torch.Generator(self.device).manual_seed(0))
         tables = {
             group.name: PageTable(group.name, group.page_tokens, counts[group.name], shape.max_rows, shape.max_pages)
             for group in self.layout.groups
         }
-        batch = InputBatch(tables, states.pools(), self._table, shape.max_rows, self.device)
+        batch = InputBatch(tables, {}, states.leaves(), self._table, shape.max_rows, self.device)
         sampler = Sampler(shape.max_rows, self.config.vocab_size, self.config.eos_token_ids, self.device)
         graphs = None
         if not self._options.disable_cuda_graph:

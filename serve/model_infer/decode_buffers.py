@@ -11,11 +11,16 @@ from models.forward import ForwardBatch
 
 @dataclass(frozen=True)
 class GroupPool:
-    """One state group. pool: with the spare page, which is its last; max_pages: columns of a page table."""
+    """One state group. leaves: with the spare page, which is their last; max_pages: columns of a page table, 0 in a
+    group of checkpoints."""
 
-    pool: torch.Tensor
+    leaves: dict[str, torch.Tensor]
     page_tokens: int
     max_pages: int
+
+    @property
+    def spare_page(self) -> int:
+        return len(next(iter(self.leaves.values()))) - 1
 
 
 class DecodeBuffers:
@@ -27,15 +32,20 @@ class DecodeBuffers:
 
     def __init__(self, groups: Mapping[str, GroupPool], max_rows: int, device: torch.device) -> None:
         self._groups = dict(groups)
-        self._max_context_len = min(group.max_pages * group.page_tokens for group in self._groups.values())
+        self._max_context_len = min(group.max_pages * group.page_tokens for group in groups.values() if group.max_pages)
         self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._context_lens = torch.ones(max_rows, dtype=torch.int32, device=device)
         self._counting = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._counting_long = self._counting.to(torch.int64)
         self._tables = {
-            name: torch.full((max_rows, group.max_pages), len(group.pool) - 1, dtype=torch.int32, device=device)
+            name: torch.full((max_rows, group.max_pages), group.spare_page, dtype=torch.int32, device=device)
             for name, group in self._groups.items()
+        }
+        self._state_pages = {
+            name: torch.full((max_rows,), group.spare_page, dtype=torch.int64, device=device)
+            for name, group in self._groups.items()
+            if not group.max_pages
         }
         self._num_filled = 0
         self._copied: dict[str, torch.Tensor] = {}
@@ -58,6 +68,8 @@ class DecodeBuffers:
             if self._copied.get(name) is not page_table:  # the batch passes on the same tensor until pages change
                 table[:count, : page_table.shape[1]].copy_(page_table)
                 self._copied[name] = page_table
+        for name, pages in self._state_pages.items():
+            pages[:count].copy_(batch.state_pages[name])
         self._num_filled = count
 
     def clear(self) -> None:
@@ -80,8 +92,9 @@ class DecodeBuffers:
             )
             for name, group in self._groups.items()
         }
-        pools = {name: group.pool for name, group in self._groups.items()}
-        return ForwardBatch(self._token_ids[:num_rows], attention, pools, self._counting_long[:num_rows])
+        leaves = {name: group.leaves for name, group in self._groups.items()}
+        state_pages = {name: pages[:num_rows] for name, pages in self._state_pages.items()}
+        return ForwardBatch(self._token_ids[:num_rows], attention, leaves, self._counting_long[:num_rows], state_pages)
 
     def _pad(self, first: int) -> None:
         """Rows [first, filled) become padding."""
@@ -92,5 +105,7 @@ class DecodeBuffers:
         self._positions[rows] = 0
         self._context_lens[rows] = 1
         for name, table in self._tables.items():
-            table[rows, 0] = len(self._groups[name].pool) - 1
+            table[rows, :1] = self._groups[name].spare_page
+        for name, pages in self._state_pages.items():
+            pages[rows] = self._groups[name].spare_page
         self._num_filled = first

@@ -132,8 +132,10 @@ def make_graphs(
     if device.type != "cuda" or config.moe is not None or group.size > 1:
         return None
     pools = {
-        name: GroupPool(pool, tables[name].page_tokens, tables[name].max_pages)
-        for name, pool in states.padded_pools().items()
+        name: GroupPool(
+            state.leaves, state.group.page_tokens, tables[name].max_pages if state.group.is_paged_by_place else 0
+        )
+        for name, state in states.states.items()
     }
     max_rows = min(len(table.counts) for table in tables.values())
     return DecodeGraphs(model, pools, max_rows, config.vocab_size, device)

@@ -18,7 +18,7 @@ from kernels.interface import AttentionBatch
 from models.forward import ForwardBatch
 from serve.ipc.messages import JoinRow, StepPlan
 from serve.model_infer.errors import PlanError
-from serve.model_infer.page_table import PageTable
+from serve.model_infer.page_table import PageTable, WorkingPages
 from serve.model_infer.step_inputs import PromptSpan, StepInputs
 
 
@@ -36,13 +36,16 @@ class InputBatch:
     def __init__(
         self,
         page_tables: Mapping[str, PageTable],
-        pools: Mapping[str, torch.Tensor],
+        working_pages: Mapping[str, WorkingPages],
+        leaves: Mapping[str, dict[str, torch.Tensor]],
         source: TokenSource,
         max_rows: int,
         device: torch.device,
     ) -> None:
+        """page_tables: of groups that are paged by place; working_pages: of groups of checkpoints."""
         self.page_tables = dict(page_tables)
-        self.pools = dict(pools)
+        self.working_pages = dict(working_pages)
+        self.leaves = dict(leaves)
         self.max_rows = max_rows
         self.device = device
         self.is_active = np.zeros(max_rows, dtype=bool)
@@ -80,6 +83,22 @@ class InputBatch:
         """The row wants log-probabilities of its prompt: its chunks ask for the logits of all their tokens."""
         self._scores_prompt.add(row)
 
+    def snapshots(self, plan: StepPlan) -> list[tuple[str, int, int]]:
+        """(group, working page, checkpoint page) of what the plan wants after its step, which `build` has seen.
+
+        Raises PlanError for a row that does not stand on a page boundary.
+        """
+        copies = []
+        for row, group, page in plan.snapshots:
+            self._require_active(row)
+            working = self.working_pages.get(group)
+            if working is None:
+                raise PlanError(f"no state group {group!r} of checkpoints")
+            if not self.context_lens[row] or self.context_lens[row] % working.page_tokens:
+                raise PlanError(f"row {row}: {self.context_lens[row]} tokens are not a boundary to take a snapshot at")
+            copies.append((group, working.page(row), page))
+        return copies
+
     def store_sampled(self, inputs: StepInputs, token_ids: torch.Tensor) -> None:
         """token_ids int64 [S] on the device become the last tokens of the rows that sampled."""
         self.last_tokens.index_copy_(0, inputs.sample_index, token_ids)
@@ -88,6 +107,8 @@ class InputBatch:
         self._require_active(row)
         for table in self.page_tables.values():
             table.clear(row)
+        for working in self.working_pages.values():
+            working.clear(row)
         self.is_active[row] = self.is_decoding[row] = False
         self.context_lens[row] = self.num_known[row] = self.num_prompt[row] = 0
         self._known[row] = None
@@ -106,7 +127,11 @@ class InputBatch:
                 f"row {row}: {join.num_cached} cached, {join.num_prompt} prompt and {join.num_known} known tokens"
             )
         for group, pages in join.pages.items():
-            self._table(group).append(row, pages)
+            if group in self.working_pages:
+                self.working_pages[group].assign(row, pages)
+            else:
+                self._table(group).begin(row, join.first_places.get(group, 0))
+                self._table(group).append(row, pages)
         self.is_active[row] = True
         self.context_lens[row] = join.num_cached
         self.num_known[row] = join.num_known
@@ -175,7 +200,8 @@ class InputBatch:
         )
         self.context_lens[decode.rows] = context_lens
         token_ids = self.last_tokens.index_select(0, decode.index)
-        forward = ForwardBatch(token_ids, attention, self.pools, self._counting_long[:num_rows])
+        state_pages = self._state_pages(decode.cpu_index)
+        forward = ForwardBatch(token_ids, attention, self.leaves, self._counting_long[:num_rows], state_pages)
         return StepInputs(forward, decode.rows, decode.rows, decode.index, positions, [], num_rows)
 
     def _build_mixed(self, decode: "_DecodeRows", chunks: list[tuple[int, int, int]]) -> StepInputs:
@@ -189,9 +215,10 @@ class InputBatch:
         np.cumsum(lengths, out=query_starts[1:])
         num_tokens = int(query_starts[-1])
         positions = np.arange(num_tokens) + np.repeat(starts - query_starts[:-1], lengths)
+        cpu_index = torch.from_numpy(rows)
         attention = self._attention(
             rows,
-            torch.from_numpy(rows),
+            cpu_index,
             ends.astype(np.int32),
             self._to_device(query_starts.astype(np.int32)),
             self._to_device(positions),
@@ -203,7 +230,11 @@ class InputBatch:
         spans, span_rows = self._prompt_spans(chunks, query_starts[num_decode:], len(sampling))
         logits_rows = np.concatenate([query_starts[1:][sampling] - 1, *span_rows])
         forward = ForwardBatch(
-            self._mixed_token_ids(decode, chunks), attention, self.pools, self._to_device(logits_rows)
+            self._mixed_token_ids(decode, chunks),
+            attention,
+            self.leaves,
+            self._to_device(logits_rows),
+            self._state_pages(cpu_index),
         )
         self.context_lens[rows] = ends
         finished = rows[num_decode:][is_sampling[num_decode:]]
@@ -225,23 +256,36 @@ class InputBatch:
     ) -> dict[str, AttentionBatch]:
         max_context_len = int(context_lens.max())
         lens = self._to_device(context_lens)
-        attention = {}
-        for name, table in self.page_tables.items():
-            table.require(rows, context_lens)
-            attention[name] = AttentionBatch(
+
+        def of_group(page_table: torch.Tensor, page_tokens: int) -> AttentionBatch:
+            return AttentionBatch(
                 query_starts=query_starts,
                 context_lens=lens,
-                page_table=self._send_table(name, table.gather(cpu_index, max_context_len)),
+                page_table=page_table,
                 positions=positions,
                 sequence_ids=sequence_ids,
                 max_query_len=max_query_len,
                 max_context_len=max_context_len,
-                page_size=table.page_tokens,
+                page_size=page_tokens,
             )
+
+        attention = {}
+        for name, table in self.page_tables.items():
+            table.require(rows, context_lens)
+            page_table = self._send_table(name, table.gather(cpu_index, max_context_len))
+            attention[name] = of_group(page_table, table.page_tokens)
+        for name, working in self.working_pages.items():
+            no_pages = torch.empty((len(rows), 0), dtype=torch.int32, device=self.device)
+            attention[name] = of_group(no_pages, working.page_tokens)
         return attention
 
+    def _state_pages(self, cpu_index: torch.Tensor) -> dict[str, torch.Tensor]:
+        """int64 [B] on the device, of each group of checkpoints."""
+        return {name: self._send_table(name, working.gather(cpu_index)) for name, working in self.working_pages.items()}
+
     def _send_table(self, group: str, gathered: torch.Tensor) -> torch.Tensor:
-        """The table on the device; the same tensor as in the step before where that had the same table."""
+        """The table, or the working pages, on the device; the same tensor as in the step before where that had the same
+        table."""
         sent = self._sent_tables.get(group)
         if sent is None or sent[0] is not gathered:
             sent = self._sent_tables[group] = (gathered, gathered.to(self.device))
@@ -293,6 +337,9 @@ class InputBatch:
                 problems.append(f"group {name!r}: pages in rows outside of the batch")
             if (table.counts * table.page_tokens < self.context_lens).any():
                 problems.append(f"group {name!r}: a row has more tokens than its pages hold")
+        for name, working in self.working_pages.items():
+            if (working.is_held != self.is_active).any():
+                problems.append(f"group {name!r}: a row without its working page, or a working page without its row")
         if (self.is_decoding != (self.is_active & (self.context_lens >= self.num_known))).any():
             problems.append("a row decodes that should not, or the other way round")
         return problems

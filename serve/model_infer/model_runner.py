@@ -78,6 +78,7 @@ class ModelRunner:
         self._mark(Phase.WAIT)
         self._check_order(plan)
         self.batch.apply(plan)
+        self._states.begin(plan.joins)
         for row in plan.leaves:
             self._sampler.remove(row)
             self._num_prompt_logprobs.pop(row, None)
@@ -88,6 +89,8 @@ class ModelRunner:
         self._mark(Phase.PREPARE)
         if inputs is not None:
             self._compute(inputs, result)
+        if plan.snapshots:
+            self._states.snapshot(self.batch.snapshots(plan))
         self.num_steps += 1
         result.compute_s = time.perf_counter() - begun
         if self._recording is not None:
@@ -131,7 +134,6 @@ class ModelRunner:
     def _compute(self, inputs: StepInputs, result: StepResult) -> None:
         logits = self._forward(inputs)
         self._mark(Phase.FORWARD)
-        self._states.advance(inputs.rows, self.batch.context_lens[inputs.rows])
         num_sampling = len(inputs.sample_rows)
         if self._group.rank == 0 and inputs.prompt_spans:
             result.prompt_logprobs = self._score_prompts(inputs, logits)

@@ -1,4 +1,4 @@
-"""Which device pages each batch row holds, for one state group."""
+"""Which device pages each batch row holds, for one state group: by place, or the one working page."""
 
 import numpy as np
 import torch
@@ -31,6 +31,16 @@ class PageTable:
     def clear(self, row: int) -> None:
         """The row holds no page any more."""
         self.counts[row] = 0
+        self._version += 1
+
+    def begin(self, row: int, first_place: int) -> None:
+        """The row's first page will be at `first_place`: places before it lie outside of its window and stay unused."""
+        if first_place < 0:
+            raise PlanError(f"row {row}: first place {first_place} of group {self.group!r}")
+        if first_place > self.max_pages:
+            self._grow(first_place)
+        self._view[row, :first_place] = 0
+        self.counts[row] = first_place
         self._version += 1
 
     def append(self, row: int, pages: list[int]) -> None:
@@ -80,3 +90,58 @@ class PageTable:
         wider[:, : self.max_pages] = self._ids
         self._ids = wider
         self._view = wider.numpy()
+
+
+class WorkingPages:
+    """The working page of each row, for a group of checkpoints. num_pages: pages in the pool; ids are below it."""
+
+    def __init__(self, group: str, page_tokens: int, num_pages: int, max_rows: int) -> None:
+        self.group = group
+        self.page_tokens = page_tokens
+        self.num_pages = num_pages
+        self._ids = torch.zeros(max_rows, dtype=torch.int64)
+        self._held = np.zeros(max_rows, dtype=bool)
+        self._version = 0
+        self._gathered: tuple[int, torch.Tensor, torch.Tensor] | None = None
+
+    def clear(self, row: int) -> None:
+        """The row holds no page any more."""
+        self._held[row] = False
+        self._version += 1
+
+    def assign(self, row: int, pages: list[int]) -> None:
+        """Give the row its page; raises PlanError unless it is one page of the pool that no other row works in."""
+        if len(pages) != 1 or not 0 <= pages[0] < self.num_pages:
+            raise PlanError(
+                f"row {row}: not one working page of group {self.group!r} in [0, {self.num_pages}): {pages}"
+            )
+        others = np.flatnonzero(self._held & (self._ids.numpy() == pages[0]))
+        if len(others):
+            raise PlanError(f"row {row}: page {pages[0]} of group {self.group!r} is row {others[0]}'s working page")
+        self._ids[row] = pages[0]
+        self._held[row] = True
+        self._version += 1
+
+    def page(self, row: int) -> int:
+        """The row's working page; raises PlanError without one."""
+        if not self._held[row]:
+            raise PlanError(f"row {row} has no working page of group {self.group!r}")
+        return int(self._ids[row])
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """int64 [B] of the rows int64 [B], which all have one; the tensor of the step before where that had the
+        same."""
+        last = self._gathered
+        if last is not None and last[0] == self._version and last[1] is rows:
+            return last[2]
+        missing = np.flatnonzero(~self._held[rows.numpy()])
+        if len(missing):
+            raise PlanError(f"row {int(rows[missing[0]])} has no working page of group {self.group!r}")
+        pages = self._ids.index_select(0, rows)
+        self._gathered = (self._version, rows, pages)
+        return pages
+
+    @property
+    def is_held(self) -> np.ndarray:
+        """bool [max_rows]: rows that have a working page."""
+        return self._held

@@ -21,7 +21,7 @@ from models.loader import LoadedModel, load_model
 from models.parallel import TensorParallel
 from models.sharding import shard_model
 from models.source import ModelSource
-from models.state_layout import StateLayout, derive_layout, shard_heads
+from models.state_layout import StateLayout, derive_layout
 from serve.config import ResolvedConfig
 from serve.ipc.child import ChildContext, StartError
 from serve.ipc.messages import ChildReady, Progress
@@ -35,7 +35,7 @@ from serve.model_infer.job_answers import RefusedJobs
 from serve.model_infer.memory_info import available_memory, resident_bytes
 from serve.model_infer.memory_plan import MemoryPlan, MemoryRequest, PageCost, plan_memory
 from serve.model_infer.model_runner import Model, ModelRunner
-from serve.model_infer.page_table import PageTable
+from serve.model_infer.page_table import PageTable, WorkingPages
 from serve.model_infer.phases import PhaseClock
 from serve.model_infer.profiler import StepProfiler
 from serve.model_infer.sampler import Sampler
@@ -57,7 +57,6 @@ class _Model:
     config: ModelConfig
     layout: StateLayout
     loaded: LoadedModel
-    num_kv_heads: int
 
 
 def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
@@ -74,7 +73,7 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     with clock.phase("load_model"):
         model = _load(context, device, group, backend)
     with clock.phase("plan_memory"):
-        states = StateCoordinator(model.layout, model.num_kv_heads, device)
+        states = StateCoordinator(model.layout, group.size, group.rank, device)
         staging_bytes = workspace_bytes(context, device)
         plan = _plan_memory(config, states, group, device, staging_bytes)
         _allocate(states, plan)
@@ -123,7 +122,6 @@ def _load(context: ChildContext, device: torch.device, group: TensorParallel, ba
     try:
         model_config = ModelConfig.from_dict(context.model["config"])
         layout = derive_layout(model_config, config.page_size, config.data_type)
-        heads = shard_heads(model_config.num_q_heads, model_config.num_kv_heads, group.size, group.rank)
         loaded = load_model(
             model_config,
             _source(context.model["source"]),
@@ -137,7 +135,7 @@ def _load(context: ChildContext, device: torch.device, group: TensorParallel, ba
         )
     except (ModelError, ValueError) as error:
         raise StartError(str(error)) from error
-    return _Model(model_config, layout, loaded, heads.num_kv_heads)
+    return _Model(model_config, layout, loaded)
 
 
 def _source(plain: object) -> ModelSource:
@@ -207,8 +205,16 @@ def _make_runner(
             config.max_req_total_len // state_group.page_tokens + 1,
         )
         for state_group in model.layout.groups
+        if state_group.is_paged_by_place
     }
-    batch = InputBatch(tables, states.pools(), table, max_rows, device)
+    working = {
+        state_group.name: WorkingPages(
+            state_group.name, state_group.page_tokens, plan.num_pages[state_group.name], max_rows
+        )
+        for state_group in model.layout.groups
+        if not state_group.is_paged_by_place
+    }
+    batch = InputBatch(tables, working, states.leaves(), table, max_rows, device)
     sampler = Sampler(max_rows, model.config.vocab_size, model.config.eos_token_ids, device)
     network: Model = model.loaded.model
     graphs = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.state_layout import ShardKind, StateGroup, StateKind, StateLayout
+from models.state_layout import StateGroup, StateLayout
 
 SLOT_ALIGNMENT = 4096  # direct I/O and page-locked memory work in whole memory pages
 MAX_SLOTS_PER_OBJECT = 32
@@ -41,18 +41,9 @@ def object_formats(layout: StateLayout) -> tuple[ObjectFormat, ...]:
 
 
 def _unit_bytes(group: StateGroup) -> tuple[int, ...]:
-    """A unit for each kv head (over all layers), then one for each layer of each replicated leaf."""
-    rows = group.page_tokens if group.kind is StateKind.FULL else 1
-    by_heads: dict[int, int] = {}  # number of heads -> bytes of one head
-    replicated: list[int] = []
-    for leaf in group.leaves:
-        layer_bytes = leaf.bytes_per_row * rows
-        if leaf.shard is ShardKind.HEAD:
-            by_heads[leaf.num_heads] = by_heads.get(leaf.num_heads, 0) + layer_bytes * len(leaf.layers)
-        else:
-            replicated += [layer_bytes * leaf.num_heads] * len(leaf.layers)
-    heads = [size for num_heads, size in by_heads.items() for _ in range(num_heads)]
-    return tuple(heads + replicated)
+    """A unit for each head (over all layers), then one for each layer of each replicated leaf."""
+    replicated = [group.layer_bytes(leaf) for leaf in group.replicated_leaves for _ in leaf.layers]
+    return tuple([group.bytes_per_head] * group.num_heads + replicated)
 
 
 def choose_slot_bytes(formats: Sequence[ObjectFormat]) -> int:

@@ -17,6 +17,8 @@ from models.layers.decoder import DecoderModel
 from models.loader import LoadedModel, load_model
 from models.parallel import SingleRank, TensorParallel
 from models.source import ModelSource, resolve_model
+from models.state_layout import StateGroup, derive_layout
+from serve.model_infer.attention_state.coordinator import StateCoordinator
 
 CPU = torch.device("cpu")
 TINY = {
@@ -98,43 +100,106 @@ def load(
 
 @dataclass
 class PagedRunner:
-    """Runs steps of several sequences over one pool whose pages are handed out in a scattered order."""
+    """Runs steps of several sequences over pools whose pages are handed out in a scattered order.
+
+    What no step may read is poisoned: pools hold 7 at first, and NaN where a window has left a page.
+    """
 
     model: DecoderModel
     page_size: int = 16
     num_pages: int = 24
     dtype: torch.dtype = torch.float32
     lengths: dict[int, int] = field(default_factory=dict)
-    pages: dict[int, list[int]] = field(default_factory=dict)
+    pages: dict[str, dict[int, list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        config, heads = self.model.config, self.model.sharding.heads.num_kv_heads
-        shape = (self.num_pages, heads, config.num_layers, 2, self.page_size, config.head_dim)
-        self.pool = torch.full(shape, 7.0, dtype=self.dtype)
-        self.free = [page for start in (1, 0, 2) for page in range(start, self.num_pages, 3)]
+        sharding = self.model.sharding
+        name = str(self.dtype).removeprefix("torch.")
+        self.layout = derive_layout(self.model.config, self.page_size, name)
+        self.states = StateCoordinator(self.layout, sharding.size, sharding.rank, CPU)
+        self.states.allocate({group.name: self.num_pages for group in self.layout.groups})
+        for leaves in self.states.leaves().values():
+            for leaf in leaves.values():
+                leaf.fill_(7.0)
+        order = [page for start in (1, 0, 2) for page in range(start, self.num_pages, 3)]
+        self.free = {group.name: list(order) for group in self.layout.groups}
+        self.pages = {group.name: {} for group in self.layout.groups}
 
     def step(self, rows: list[tuple[int, list[int]]], wanted: list[int] | None = None) -> torch.Tensor:
         """Run new tokens of each (sequence, tokens); logits [R, vocab] of the wanted packed tokens, or of all."""
         for sequence, tokens in rows:
             self.lengths[sequence] = self.lengths.get(sequence, 0) + len(tokens)
-            held = self.pages.setdefault(sequence, [])
-            while len(held) * self.page_size < self.lengths[sequence]:
-                held.append(self.free.pop())
-        batch = self._attention_batch(rows)
+            for group in self.layout.groups:
+                self._grow(group, sequence)
+        attention = {group.name: self._attention_batch(group, rows) for group in self.layout.groups}
+        working = {
+            group.name: torch.tensor([self.pages[group.name][sequence][0] for sequence, _ in rows])
+            for group in self.layout.groups
+            if not group.is_paged_by_place
+        }
         token_ids = torch.tensor([token for _, tokens in rows for token in tokens])
         logits_rows = torch.arange(len(token_ids)) if wanted is None else torch.tensor(wanted, dtype=torch.int64)
-        return self.model.forward(ForwardBatch(token_ids, {"full": batch}, {"full": self.pool}, logits_rows))
+        logits = self.model.forward(ForwardBatch(token_ids, attention, self.states.leaves(), logits_rows, working))
+        for sequence, _ in rows:
+            self._leave_window(sequence)
+        return logits
 
-    def _attention_batch(self, rows: list[tuple[int, list[int]]]) -> AttentionBatch:
+    def snapshot(self, sequence: int) -> int:
+        """Copy all working pages of a sequence to fresh ones; gives the sequence's length at which they hold."""
+        for group in self.layout.groups:
+            if not group.is_paged_by_place:
+                held = self.pages[group.name][sequence]
+                held.append(self.free[group.name].pop())
+                self.states.snapshot([(group.name, held[0], held[-1])])
+        return self.lengths[sequence]
+
+    def resume(self, sequence: int, source: int, length: int) -> None:
+        """A new sequence begins with the first `length` tokens of `source`, whose last snapshot was taken there.
+
+        Pages by place are shared, and must be whole: `length` is a multiple of the page size.
+        """
+        self.lengths[sequence] = length
+        for group in self.layout.groups:
+            held = self.pages[group.name][source]
+            if group.is_paged_by_place:
+                self.pages[group.name][sequence] = held[: length // self.page_size]
+                continue
+            working = self.free[group.name].pop()
+            self.pages[group.name][sequence] = [working]
+            self.states.states[group.name].restore([(held[-1], working)])
+
+    def _grow(self, group: StateGroup, sequence: int) -> None:
+        held = self.pages[group.name].setdefault(sequence, [])
+        if group.is_paged_by_place:
+            while len(held) * self.page_size < self.lengths[sequence]:
+                held.append(self.free[group.name].pop())
+        elif not held:
+            held.append(self.free[group.name].pop())
+            self.states.states[group.name].clear(held)
+
+    def _leave_window(self, sequence: int) -> None:
+        for group in self.layout.groups:
+            if not group.window_tokens:
+                continue
+            held, first = self.pages[group.name][sequence], self.lengths[sequence] - group.window_tokens
+            others = {page for other, pages in self.pages[group.name].items() if other != sequence for page in pages}
+            for place in range(max(0, first) // self.page_size):
+                if held[place] >= 0 and held[place] not in others:
+                    for leaf in self.states.leaves()[group.name].values():
+                        leaf[held[place]] = float("nan")
+                    held[place] = -1
+
+    def _attention_batch(self, group: StateGroup, rows: list[tuple[int, list[int]]]) -> AttentionBatch:
         counts = [len(tokens) for _, tokens in rows]
         contexts = [self.lengths[sequence] for sequence, _ in rows]
-        width = max(len(self.pages[sequence]) for sequence, _ in rows)
-        table = [self.pages[sequence] + [0] * (width - len(self.pages[sequence])) for sequence, _ in rows]
+        table = [[max(page, 0) for page in self.pages[group.name][sequence]] for sequence, _ in rows]
+        width = max(map(len, table)) if group.is_paged_by_place else 0
+        table = [(pages + [0] * width)[:width] for pages in table]
         spans = [torch.arange(context - count, context) for count, context in zip(counts, contexts, strict=True)]
         return AttentionBatch(
             query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
             context_lens=torch.tensor(contexts).int(),
-            page_table=torch.tensor(table).int(),
+            page_table=torch.tensor(table, dtype=torch.int32).view(len(rows), width),
             positions=torch.cat(spans),
             sequence_ids=torch.arange(len(rows)).repeat_interleave(torch.tensor(counts)).int(),
             max_query_len=max(counts),

@@ -164,7 +164,7 @@ def test_a_new_pool_is_noticed_and_a_forgotten_one_is_released(checkpoint):
     before = runner.step([(0, tokens)])
     again = PagedRunner(runner.model)
     assert torch.equal(again.step([(0, tokens)]), before)
-    storage = weakref.ref(again.pool)
+    storage = weakref.ref(again.states.leaves()["full"]["kv"])
     runner.model.forget_pool()
-    again.pool = None
+    again.states = None
     assert storage() is None

@@ -1,11 +1,12 @@
 """The contract of a state manager: one state group on one rank."""
 
-from abc import ABC, abstractmethod
+import math
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 
-from models.state_layout import StateGroup
+from kernels.cpu.memory import empty_huge
+from models.state_layout import Leaf, ShardKind, StateGroup, group_heads
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -17,55 +18,92 @@ TORCH_DTYPES = {
 }
 
 
-class AttentionState(ABC):
-    """Owns the device tensors of one state group; the only writer of their layout, never of which page is whose.
+class AttentionState:
+    """Owns the device memory of one state group; the only writer of its layout, never of which page is whose.
 
-    The caller (the worker's one thread) guarantees: `allocate` once, before anything else; ids below the number
-    allocated; for each plan the order restore, forward, advance, snapshot. Ids come from plans and are the same on
-    every rank: a manager never allocates, matches or evicts.
+    This class is all that groups which are paged by place need (full attention, sliding windows): the complete pages
+    below a boundary are its state, so nothing is copied there. `CheckpointState` adds working pages.
 
-    An implementation must: launch all its work on the current stream and return without waiting for it; touch no page
-    but those named; leave a named page as it was when it raises.
+    The caller (the worker's one thread) guarantees: `allocate` once, before anything else; page ids below the number
+    allocated. Ids come from plans and are the same on every rank: a manager never allocates, matches or evicts.
 
-    `full.py` holds groups that grow by token. A group of kind BOUNDED (`bounded.py`: sliding windows, recurrent and
-    short-convolution state) keeps a running slot a row beside its pages, moves it with `advance`, and copies it to and
-    from checkpoint pages in `snapshot` and `restore`. A group of kind TAIL (`tail.py`: compressor remainders) does the
-    same with what lies between two boundaries; its objects are small and often empty.
+    The pool is one tensor of objects of this rank, each [head of this rank][leaf][layer] and then [replicated
+    leaf][layer]. Behind its last page lies a spare one that no plan names: padding of captured steps writes there.
     """
 
-    def __init__(self, group: StateGroup, num_kv_heads: int, device: torch.device) -> None:
-        """num_kv_heads: those of this rank."""
+    def __init__(self, group: StateGroup, tp: int, rank: int, device: torch.device) -> None:
+        """Raises ValueError for leaves whose numbers would not be aligned within a page."""
         self.group = group
-        self.num_kv_heads = num_kv_heads
         self.device = device
+        start, end, _ = group_heads(group, tp, rank)
+        self.num_heads = end - start
+        replicated = sum(group.layer_bytes(leaf) * len(leaf.layers) for leaf in group.replicated_leaves)
+        self._object_bytes = self.num_heads * group.bytes_per_head + replicated
+        self._memory: torch.Tensor | None = None
+        self._leaves: dict[str, torch.Tensor] = {}
+        for leaf, offset in self._offsets():
+            size = TORCH_DTYPES[leaf.dtype].itemsize
+            if offset % size or self._object_bytes % size or (self.num_heads > 1 and group.bytes_per_head % size):
+                raise ValueError(f"state group {group.name!r}: leaf {leaf.name!r} is not aligned to {size} bytes")
 
     @property
-    @abstractmethod
     def bytes_per_page(self) -> int:
-        """Device bytes of one page on this rank."""
+        """Device bytes of one page on this rank, scratch included."""
+        return self._object_bytes + sum(4 * math.prod(self._scratch_shape(leaf)) for leaf in self.group.scratch_leaves)
 
-    @abstractmethod
     def allocate(self, num_pages: int) -> None:
-        """Make the pool. Memory need not be touched before it is used."""
+        """Make the pool. On a CPU memory is taken when a page is first written, and zero until then."""
+        self._memory = self._zeros((num_pages + 1, self._object_bytes), torch.uint8)
+        self._leaves = {leaf.name: self._view(self._memory, leaf, offset) for leaf, offset in self._offsets()}
+        for leaf in self.group.scratch_leaves:
+            self._leaves[leaf.name] = self._zeros((num_pages + 1, *self._scratch_shape(leaf)), TORCH_DTYPES[leaf.dtype])
 
     @property
-    @abstractmethod
     def pool(self) -> torch.Tensor:
-        """The pool as `ForwardBatch.kv_pools` describes it; raises RuntimeError before `allocate`."""
+        """uint8 [num_pages, bytes of this rank's part of an object]; raises RuntimeError before `allocate`."""
+        return self._padded()[:-1]
 
     @property
-    @abstractmethod
-    def padded_pool(self) -> torch.Tensor:
-        """The pool and one spare page behind it, on the same memory: rows that stand for no request write there."""
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """Views as `ForwardBatch.leaves` describes them, with the spare page as their last; the same in every call."""
+        self._padded()
+        return self._leaves
 
-    @abstractmethod
-    def advance(self, rows: np.ndarray, context_lens: np.ndarray) -> None:
-        """A forward has moved rows int64 [B] to context_lens [B] tokens; update what is kept beside the pages."""
+    def _padded(self) -> torch.Tensor:
+        if self._memory is None:
+            raise RuntimeError(f"state group {self.group.name!r} has no pool yet")
+        return self._memory
 
-    @abstractmethod
-    def snapshot(self, rows: np.ndarray, pages: np.ndarray) -> None:
-        """Copy the running state of rows int64 [N], which stand on a boundary, into checkpoint pages int64 [N]."""
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self.device.type == "cpu":
+            # Fresh memory: in some used before, a stale NaN would reach a result as 0 * NaN.
+            return empty_huge(shape, dtype)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    @abstractmethod
-    def restore(self, rows: np.ndarray, pages: np.ndarray) -> None:
-        """Make checkpoint pages int64 [N] the running state of rows int64 [N]."""
+    def _offsets(self) -> Iterator[tuple[Leaf, int]]:
+        """Kept leaves with the byte in a page where their first head begins."""
+        offset = 0
+        for leaf in self.group.head_leaves:
+            yield leaf, offset
+            offset += self.group.layer_bytes(leaf) * len(leaf.layers)
+        offset = self.num_heads * self.group.bytes_per_head
+        for leaf in self.group.replicated_leaves:
+            yield leaf, offset
+            offset += self.group.layer_bytes(leaf) * len(leaf.layers)
+
+    def _view(self, memory: torch.Tensor, leaf: Leaf, offset: int) -> torch.Tensor:
+        """[pages, heads, layers, *outer, rows, dim], or [pages, heads, layers, *shape] of a checkpoint."""
+        shape = leaf.shape
+        if self.group.is_paged_by_place:
+            shape = (*shape[:-1], self.group.rows(leaf), shape[-1])
+        dtype = TORCH_DTYPES[leaf.dtype]
+        size = dtype.itemsize
+        heads = self.num_heads if leaf.shard is ShardKind.HEAD else 1
+        inner = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+        strides = (memory.shape[1] // size, self.group.bytes_per_head // size, math.prod(shape), *inner)
+        numbers = memory.view(-1).view(dtype)
+        first = numbers.storage_offset() + offset // size
+        return numbers.as_strided((len(memory), heads, len(leaf.layers), *shape), strides, first)
+
+    def _scratch_shape(self, leaf: Leaf) -> tuple[int, ...]:
+        return (self.num_heads if leaf.shard is ShardKind.HEAD else 1, len(leaf.layers), *leaf.shape)

@@ -68,8 +68,8 @@ def make_batch(
     names: tuple[str, ...] = ("full",),
 ) -> InputBatch:
     tables = {name: PageTable(name, page_size, num_pages, max_rows, max_pages) for name in names}
-    pools = {name: torch.zeros(1) for name in names}
-    return InputBatch(tables, pools, table, max_rows, CPU)
+    leaves = {name: {"kv": torch.zeros(1)} for name in names}
+    return InputBatch(tables, {}, leaves, table, max_rows, CPU)
 
 
 def join(

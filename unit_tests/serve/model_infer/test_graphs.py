@@ -60,7 +60,7 @@ def make_batch(rows: list[tuple[int, int, list[int]]]) -> ForwardBatch:
 
 def make_graphs(max_rows: int = 8) -> tuple[DecodeGraphs, FakeModel]:
     model = FakeModel()
-    groups = {"full": GroupPool(torch.zeros(11, 1), PAGE, 3)}  # pages 0 to 9 and the spare one
+    groups = {"full": GroupPool({"kv": torch.zeros(11, 1)}, PAGE, 3)}  # pages 0 to 9 and the spare one
     return DecodeGraphs(model, groups, max_rows, 4, CPU, FakeGraph), model
 
 
@@ -96,7 +96,7 @@ def test_all_sizes_are_captured_with_padding_only():
 
 
 def test_rows_that_leave_become_padding():
-    buffers = DecodeBuffers({"full": GroupPool(torch.zeros(11, 1), PAGE, 3)}, 4, CPU)
+    buffers = DecodeBuffers({"full": GroupPool({"kv": torch.zeros(11, 1)}, PAGE, 3)}, 4, CPU)
     buffers.fill(make_batch([(5, 9, [3, 1, 2]), (6, 2, [7]), (8, 4, [0])]))
     buffers.fill(make_batch([(6, 3, [7])]))
     batch = buffers.batch(4)
@@ -120,8 +120,9 @@ def test_a_table_is_copied_again_after_its_rows_were_padding():
 def test_texts_are_those_of_the_model_and_only_the_spare_page_is_touched(num_rows: int):
     table = FakeTable(num_tokens=512)
     runner = make_runner(table)
-    pool = runner._states.padded_pools()["full"]
-    groups = {"full": GroupPool(pool, 16, 4)}
+    leaves = runner._states.leaves()["full"]
+    pool = leaves["kv"]
+    groups = {"full": GroupPool(leaves, 16, 4)}
     graphs = runner._graphs = DecodeGraphs(runner._model, groups, 8, VOCAB, CPU, FakeGraph)
     graphs.capture_all()
     driver = Driver(runner, table)

@@ -45,7 +45,7 @@ def test_prompts_around_page_boundaries(driver: Driver, length: int):
 
 def test_what_stands_in_a_page_before_it_is_written_does_not_matter(driver: Driver):
     """A page that a failed row left full of NaN is given to another request."""
-    driver.runner._states.pools()["full"].fill_(torch.nan)
+    driver.runner._states.leaves()["full"]["kv"].fill_(torch.nan)
     prompt = random_prompt(21, 1)
     driver.join(0, 0, prompt)
     driver.run({0: 18})

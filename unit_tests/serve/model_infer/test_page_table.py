@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from serve.model_infer.errors import PlanError
-from serve.model_infer.page_table import PageTable
+from serve.model_infer.page_table import PageTable, WorkingPages
 
 
 def test_pages_stay_in_order_when_the_table_grows():
@@ -54,3 +54,45 @@ def test_gather_sees_every_change():
     table.clear(0)
     table.append(0, [8])
     assert table.gather(rows, 3).tolist() == [[8]]
+
+
+def test_a_row_may_begin_behind_its_first_places():
+    table = PageTable("window", 4, 100, 3, 2)
+    table.append(0, [5, 6])
+    table.clear(0)
+    table.begin(0, 3)
+    table.append(0, [8, 9])
+    assert table.pages(0) == [0, 0, 0, 8, 9]
+    table.require(np.array([0]), np.array([20]))
+    table.begin(0, 0)
+    table.append(0, [7])
+    assert table.pages(0) == [7]
+
+
+def test_each_row_has_one_working_page():
+    working = WorkingPages("recurrent", 4, 10, 3)
+    working.assign(0, [7])
+    working.assign(2, [3])
+    rows = torch.tensor([2, 0])
+    gathered = working.gather(rows)
+    assert gathered.tolist() == [3, 7]
+    assert working.gather(rows) is gathered
+    working.clear(2)
+    working.assign(2, [4])
+    assert working.gather(rows).tolist() == [4, 7]
+    assert working.page(2) == 4
+    assert working.is_held.tolist() == [True, False, True]
+
+
+def test_working_pages_that_cannot_be_right_are_refused():
+    working = WorkingPages("recurrent", 4, 10, 3)
+    working.assign(0, [7])
+    for pages in ([], [1, 2], [10], [-1]):
+        with pytest.raises(PlanError, match="not one working page"):
+            working.assign(1, pages)
+    with pytest.raises(PlanError, match="is row 0's working page"):
+        working.assign(1, [7])
+    with pytest.raises(PlanError, match="row 1 has no working page"):
+        working.page(1)
+    with pytest.raises(PlanError, match="row 1 has no working page"):
+        working.gather(torch.tensor([0, 1]))

@@ -18,7 +18,7 @@ class RecordingModel:
 
 
 def record(batch_max_tokens: int) -> list[ForwardBatch]:
-    states = StateCoordinator(make_layout(page_size=16), 2, CPU)
+    states = StateCoordinator(make_layout(page_size=16), 1, 0, CPU)
     states.allocate({"full": 1})
     model = RecordingModel()
     warm_up(model, states, batch_max_tokens, CPU)

@@ -12,7 +12,7 @@ from models.config import load_model_config
 from models.loader import load_model
 from models.parallel import SingleRank, TensorParallel
 from models.source import resolve_model
-from models.state_layout import derive_layout, shard_heads
+from models.state_layout import derive_layout
 from serve.ipc.messages import JoinRow, StepPlan, StepResult
 from serve.model_infer.attention_state.coordinator import StateCoordinator
 from serve.model_infer.input_batch import InputBatch
@@ -89,11 +89,10 @@ def make_runner(
     backend = get_backend(CPU)
     loaded = load_model(config, source, device=CPU, dtype=torch.float32, tp=group, backend=backend)
     layout = derive_layout(config, PAGE, "float32")
-    heads = shard_heads(config.num_q_heads, config.num_kv_heads, group.size, group.rank)
-    states = StateCoordinator(layout, heads.num_kv_heads, CPU)
+    states = StateCoordinator(layout, group.size, group.rank, CPU)
     states.allocate({"full": NUM_PAGES})
     tables = {"full": PageTable("full", PAGE, NUM_PAGES, max_rows, 4)}
-    batch = InputBatch(tables, states.pools(), table, max_rows, CPU)
+    batch = InputBatch(tables, {}, states.leaves(), table, max_rows, CPU)
     sampler = Sampler(max_rows, VOCAB, config.eos_token_ids, CPU)
     profiler = StepProfiler(backend, CPU)
     return ModelRunner(loaded.model, batch, states, sampler, table, group, EPOCH, profiler=profiler)
