@@ -2,8 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from serve.httpserver.router_metrics import router_families
 from serve.multi_level_cache.control import statistics
 from serve.multi_level_cache.disk_tier import MAX_HUNG, PAUSE_AFTER_ERROR_S
 from serve.router.admin import RouterAdmin
+from unit_tests.models.builders import tiny_config
 from unit_tests.serve.multi_level_cache.builders import Bench
 from unit_tests.serve.multi_level_cache.test_disk_tier import Disk
 from unit_tests.serve.router.router_fakes import Harness
@@ -28,7 +27,7 @@ TEXT = (ROOT / "docs/cache.md").read_text()
     [("SmolLM2-135M", 30, 3, 64), ("Llama-3.1-8B", 32, 8, 128), ("Qwen3-8B", 36, 8, 128)],
 )
 def test_sizes_are_those_of_the_layout(model: str, layers: int, heads: int, dim: int) -> None:
-    config: Any = SimpleNamespace(num_layers=layers, num_kv_heads=heads, head_dim=dim)
+    config = tiny_config(num_layers=layers, num_kv_heads=heads, head_dim=dim)
     (row,) = [line for line in TEXT.splitlines() if line.startswith(f"| {model} | ")]
     small, large = (derive_layout(config, 64, dtype).groups[0].bytes_per_page for dtype in ("bfloat16", "float32"))
     cells = [cell.strip() for cell in row.strip("|").split("|")][1:]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from serve.ipc.messages import JoinRow, StepPlan
 from serve.model_infer.errors import PlanError
 from serve.model_infer.input_batch import InputBatch
+from serve.model_infer.page_table import PageTable, WorkingPages
 from serve.model_infer.step_inputs import StepInputs
-from unit_tests.serve.model_infer.builders import FakeTable, join, make_batch
+from unit_tests.serve.model_infer.builders import CPU, FakeTable, join, make_batch
 
 PAGE = 4
 NAMES = ("full", "other")
@@ -238,3 +239,56 @@ def test_context_counts_stay_exact_over_many_decode_steps():
         assert inputs is not None
         assert inputs.forward.attention["full"].positions.tolist() == [4 + step]
     np.testing.assert_array_equal(batch.context_lens[2], 104)
+
+
+def make_hybrid_batch(table: FakeTable) -> InputBatch:
+    """Groups full, window and recurrent."""
+    tables = {name: PageTable(name, PAGE, 100, 4, 4) for name in ("full", "window")}
+    working = {"recurrent": WorkingPages("recurrent", PAGE, 20, 4)}
+    leaves = {name: {"leaf": torch.zeros(1)} for name in ("full", "window", "recurrent")}
+    return InputBatch(tables, working, leaves, table, 4, CPU)
+
+
+def hybrid_join(row: int, generation: int, known: int, cached: int, working: int, first_place: int) -> JoinRow:
+    pages = {"full": list(range(8)), "window": [40, 41, 42], "recurrent": [working]}
+    restores = {"recurrent": 19} if cached else {}
+    return JoinRow(row, row, generation, known, known, cached, pages, {"window": first_place}, restores)
+
+
+def test_windows_begin_late_and_checkpoint_groups_have_working_pages():
+    table = FakeTable()
+    batch = make_hybrid_batch(table)
+    joins = [hybrid_join(1, table.fill(1, list(range(20))), 20, 16, 5, 3)]
+    joins.append(hybrid_join(3, table.fill(3, list(range(7))), 7, 0, 9, 0))
+    plan = StepPlan(1, 0, joins=joins, chunks=[(3, 7), (1, 4)])
+    batch.apply(plan)
+    forward = batch.build(plan).forward
+    assert forward.state_pages["recurrent"].tolist() == [9, 5]
+    assert forward.attention["window"].page_table.tolist()[1] == [0, 0, 0, 40, 41][:5]
+    assert forward.attention["window"].page_table.tolist()[0][:3] == [40, 41, 42]
+    recurrent = forward.attention["recurrent"]
+    assert recurrent.page_table.shape == (2, 0)
+    assert recurrent.query_starts.tolist() == [0, 7, 11]
+    assert batch.check_integrity() == []
+    plan = StepPlan(1, 1, paused=[3])
+    assert batch.build(plan).forward.state_pages["recurrent"].tolist() == [5]
+    batch.apply(StepPlan(1, 2, leaves=[1]))
+    assert batch.check_integrity() == []
+    assert batch.build(StepPlan(1, 2)).forward.state_pages["recurrent"].tolist() == [9]
+
+
+def test_snapshots_are_taken_of_rows_on_a_boundary():
+    table = FakeTable()
+    batch = make_hybrid_batch(table)
+    plan = StepPlan(1, 0, joins=[hybrid_join(0, table.fill(0, list(range(9))), 9, 0, 5, 0)], chunks=[(0, 8)])
+    batch.apply(plan)
+    batch.build(plan)
+    plan.snapshots = [(0, "recurrent", 13)]
+    assert batch.snapshots(plan) == [("recurrent", 5, 13)]
+    plan.snapshots = [(0, "window", 13)]
+    with pytest.raises(PlanError, match="no state group 'window' of checkpoints"):
+        batch.snapshots(plan)
+    plan = StepPlan(1, 1, chunks=[(0, 1)], snapshots=[(0, "recurrent", 13)])
+    batch.build(plan)
+    with pytest.raises(PlanError, match="9 tokens are not a boundary"):
+        batch.snapshots(plan)
