@@ -23,7 +23,7 @@ def request_id(identifier: str) -> Iterator[None]:
 
 
 class LineFormatter(logging.Formatter):
-    """`14:02:11.350 INFO  router-0 [req-1] text`; a record's `request_id` extra wins over the context's."""
+    """`14:02:11.350 INFO     router-0 [req-1] text`, with the request where there is one."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
-        identifier = getattr(record, "request_id", "") or _request_id.get()
+        identifier = _request_id.get()
         request = f" [{identifier}]" if identifier else ""
         line = f"{clock} {record.levelname:<8} {self._process}{request} {record.getMessage()}"
         if record.exc_info:

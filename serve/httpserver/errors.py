@@ -87,12 +87,11 @@ class ClientGoneError(Exception):
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Give every error of the app OpenAI's shape."""
+    """Give every error that is expected OpenAI's shape; `RequestContext` answers the others."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
-    app.add_exception_handler(Exception, _unexpected)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
@@ -116,7 +115,3 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    return ApiError(500, "The server had an error while processing the request.").response()

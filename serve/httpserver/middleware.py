@@ -8,9 +8,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve import log
+from serve.httpserver.errors import CLIENT_CLOSED_REQUEST, ApiError
 from serve.httpserver.metrics import HttpMetrics
 
-logger = logging.getLogger("varve.access")
+logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}\Z")
 _METHODS = frozenset(("GET", "POST", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
@@ -26,6 +28,7 @@ def request_id_of(scope: Scope) -> str:
 class RequestContext:
     """Sets `scope["varve.request_id"]`, returns it as X-Request-Id, logs one line and counts the request.
 
+    An error that no handler knows is logged with its trace and answered with a 500, or cuts an answer that has begun.
     `scope["varve.send"]` is the way past the middleware, for the many body messages of a stream;
     `scope["varve.began"]` is when the request's head was there (`time.monotonic`).
     """
@@ -53,11 +56,17 @@ class RequestContext:
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_with_id)
-        finally:
-            code = 499 if scope.get("varve.client_gone") else status
-            self._finish(scope, method, code, time.monotonic() - began)
+        with log.request_id(request_id):
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception:  # nobody above knows the request's id
+                logger.exception("the request failed on an unexpected error")
+                if not status:
+                    error = ApiError(500, "the server had an error while processing the request")
+                    await error.response()(scope, receive, send_with_id)
+            finally:
+                code = CLIENT_CLOSED_REQUEST if scope.get("varve.client_gone") else status
+                self._finish(scope, method, code, time.monotonic() - began)
 
     def _finish(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         route: Any = scope.get("route")
@@ -69,5 +78,4 @@ class RequestContext:
         if "varve.usage" in scope:
             self._metrics.request.observe(seconds)
         tokens = scope.get("varve.usage", "-")  # prompt/cached/generated
-        named = {"request_id": scope["varve.request_id"]}
-        logger.info("%s %s %d %.3fs %s", method, path, status, seconds, tokens, extra=named)
+        logger.info("%s %s %d %.3fs %s", method, path, status, seconds, tokens)

@@ -1,19 +1,11 @@
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from serve import log
 
-
-@pytest.fixture(autouse=True)
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, hook = root.handlers[:], root.level, sys.excepthook
-    yield
-    root.handlers[:], sys.excepthook = handlers, hook
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def test_a_line_names_level_process_and_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,13 +15,13 @@ def test_a_line_names_level_process_and_request(capsys: pytest.CaptureFixture[st
     logger.info("plain")
     with log.request_id("req-7"):
         logger.warning("inside")
-    logger.error("explicit", extra={"request_id": "req-8"})
+    logger.error("after")
     captured = capsys.readouterr()
     lines = [line.split(" ", 1)[1] for line in captured.out.splitlines()]
     assert lines == [
         "INFO     router-0 plain",
         "WARNING  router-0 [req-7] inside",
-        "ERROR    router-0 [req-8] explicit",
+        "ERROR    router-0 after",
     ]
     assert captured.err == ""
 
