@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from serve.multi_level_cache.checksum import object_checksums, unit_seeds
+from serve.multi_level_cache.disk_adoption import SEGMENT_PREFIX
 from serve.multi_level_cache.disk_directory import KEY_BYTES, KEY_FILE, DirectoryLock, DiskDirectoryError
 from serve.multi_level_cache.disk_index import INDEX_FILE, DiskIndex, ObjectRow, SegmentRow
-from serve.multi_level_cache.disk_room import SEGMENT_PREFIX
 from serve.multi_level_cache.object_format import ObjectFormat
 from serve.multi_level_cache.page_state import PageKey
 

@@ -1,6 +1,6 @@
-"""The one thread that changes the index: syncs payload, then commits its rows; deletes rows, then frees their slots.
+"""The one thread that uses the index: takes over what is there, syncs payload and commits its rows, deletes rows.
 
-Events go to `tell`, in the order of the commits. An error fails what it hit and is told; the thread goes on.
+Events go to `tell`, in the order of the commands. An error fails what it hit and is told; the thread goes on.
 """
 
 import queue
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from serve.multi_level_cache.disk_adoption import Adoption, Found
 from serve.multi_level_cache.disk_index import DiskIndex, SegmentRow
 from serve.multi_level_cache.disk_io import SegmentFile
 from serve.multi_level_cache.disk_space import DiskObject
@@ -55,7 +56,14 @@ class CommitLastUse:
     uses: Sequence[tuple[float, int, int]]
 
 
-Command = CommitStore | CommitRemoval | CommitSegment | CommitSegmentRemoval | CommitLastUse
+@dataclass(frozen=True)
+class Adopt:
+    """Tell what the directory has; comes first."""
+
+    adoption: Adoption
+
+
+Command = CommitStore | CommitRemoval | CommitSegment | CommitSegmentRemoval | CommitLastUse | Adopt
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,26 @@ class Committed:
     error: str | None = None
 
 
-class DiskCommitter:
-    """Owns the index from its start on."""
+@dataclass(frozen=True)
+class IndexReplaced:
+    """The index was damaged: it is empty now."""
 
-    def __init__(self, index: DiskIndex, tell: Callable[[Committed], None]) -> None:
-        self._index = index
+
+@dataclass(frozen=True)
+class IndexUnusable:
+    """There is no index, and no command will succeed. error: one line."""
+
+    error: str
+
+
+Event = Committed | IndexReplaced | IndexUnusable | Found
+
+
+class DiskCommitter:
+    """Owns the index, which `open_index` opens on the thread: checking a large one takes a while."""
+
+    def __init__(self, open_index: Callable[[], DiskIndex], tell: Callable[[Event], None]) -> None:
+        self._open_index = open_index
         self._tell = tell
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="disk-committer", daemon=True)
@@ -87,18 +110,33 @@ class DiskCommitter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while True:
+        index = self._open()
+        is_last = False
+        while not is_last:
             batch, is_last = self._take()
+            if index is None:
+                for command in batch:
+                    self._tell(Committed(command, "there is no index"))
+                continue
             while batch:
                 stores = _leading_stores(batch)
                 if stores:
-                    self._commit_stores(stores)
+                    self._commit_stores(index, stores)
                     batch = batch[len(stores) :]
                 else:
-                    self._carry_out(batch.pop(0))
-            if is_last:
-                self._index.close()
-                return
+                    self._carry_out(index, batch.pop(0))
+        if index is not None:
+            index.close()
+
+    def _open(self) -> DiskIndex | None:
+        try:
+            index = self._open_index()
+        except (OSError, sqlite3.Error) as error:
+            self._tell(IndexUnusable(str(error)))
+            return None
+        if index.was_reset:
+            self._tell(IndexReplaced())
+        return index
 
     def _take(self) -> tuple[list[Command], bool]:
         """What is there, at least one command; True when it was the end."""
@@ -114,29 +152,31 @@ class DiskCommitter:
                 return batch, False
         return batch, True
 
-    def _commit_stores(self, stores: list[CommitStore]) -> None:
+    def _commit_stores(self, index: DiskIndex, stores: list[CommitStore]) -> None:
         error = None
         try:
             for file in {store.file for store in stores}:
                 file.sync()
-            self._index.change([store.target.row() for store in stores], [])
+            index.change([store.target.row() for store in stores], [])
         except (OSError, sqlite3.Error) as caught:
             error = str(caught)
         for store in stores:
             self._tell(Committed(store, error))
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, index: DiskIndex, command: Command) -> None:
         error = None
         try:
             if isinstance(command, CommitRemoval):
-                self._index.change([], command.slots)
+                index.change([], command.slots)
             elif isinstance(command, CommitSegment):
-                self._index.add_segment(command.row)
+                index.add_segment(command.row)
             elif isinstance(command, CommitSegmentRemoval):
-                self._index.remove_segment(command.number)
+                index.remove_segment(command.number)
                 command.file.delete()
             elif isinstance(command, CommitLastUse):
-                self._index.set_last_use(command.uses)
+                index.set_last_use(command.uses)
+            elif isinstance(command, Adopt):
+                command.adoption.run(index, self._tell)
         except (OSError, sqlite3.Error) as caught:
             error = str(caught)
         self._tell(Committed(command, error))

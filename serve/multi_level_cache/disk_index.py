@@ -6,7 +6,7 @@ them against writes of payload (a row only after its bytes are synced, a slot ag
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,25 @@ _FORMATS = """
 create table if not exists formats (namespace blob not null, grp text not null, group_index integer not null,
     page_tokens integer not null, unit_bytes text not null, primary key (namespace, grp)) without rowid
 """
+
+
+_COLUMNS = (
+    "id, namespace, slot_bytes, num_slots from segments",
+    "segment, slot, name, grp, root, checksums, last_use from objects",
+    "namespace, grp, group_index, page_tokens, unit_bytes from formats",
+)
+# Everything else that SQLite may say (no room, no permission, a failing disk) is no reason to throw an index away.
+_DAMAGE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class IndexDamagedError(sqlite3.DatabaseError):
+    """The index can be read, and what stands in it cannot be used."""
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Is the index itself to blame, so that only an empty one helps?"""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, IndexDamagedError) or (code is not None and code & 0xFF in _DAMAGE)
 
 
 @dataclass(frozen=True)
@@ -56,21 +75,24 @@ class ObjectRow:
 
 
 class DiskIndex:
-    """The index file. An unreadable one, or one of another format, is replaced by an empty one unless told not to."""
+    """The index file. A damaged one, or one of another format, is replaced by an empty one unless told not to."""
 
     def __init__(self, directory: Path, may_replace: bool = True) -> None:
-        """Raises sqlite3.DatabaseError when the index cannot be read and must not be replaced."""
+        """Raises sqlite3.Error, OSError when the index cannot be read, and is not or must not be replaced."""
         self._path = directory / INDEX_FILE
         self.was_reset = False
         try:
             self._connection = self._open()
-        except sqlite3.DatabaseError:
-            if not may_replace:
+        except sqlite3.DatabaseError as error:
+            if not may_replace or not is_damage(error):
                 raise
-            self.was_reset = True
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-            self._connection = self._open()
+            self._replace()
+
+    def _replace(self) -> None:
+        self.was_reset = True
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
         # Made here for its mode: SQLite gives its other files that of the first.
@@ -83,10 +105,13 @@ class DiskIndex:
             if version == 0:
                 connection.executescript(f"begin; {_SCHEMA} pragma user_version = {FORMAT_VERSION}; commit;")
             elif version != FORMAT_VERSION:
-                raise sqlite3.DatabaseError(f"format {version}")
+                raise IndexDamagedError(f"format {version}")
             connection.execute(_FORMATS)
+            connection.execute("pragma temp_store = memory")
+            for columns in _COLUMNS:
+                connection.execute(f"select {columns} limit 0")
             if connection.execute("pragma quick_check").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("damaged")
+                raise IndexDamagedError("damaged")
         except sqlite3.DatabaseError:
             connection.close()
             raise
@@ -103,6 +128,16 @@ class DiskIndex:
             "select slot, name, grp, root, checksums, last_use from objects where segment = ?", (segment,)
         )
         return [ObjectRow(segment, row[0], PageKey(row[1], row[2]), *row[3:]) for row in rows]
+
+    def newest_objects(self, namespace: bytes) -> Iterator[ObjectRow]:
+        """All objects of a namespace's segments, most recently used first."""
+        rows = self._connection.execute(
+            "select segment, slot, name, grp, root, checksums, last_use from objects"
+            " where segment in (select id from segments where namespace = ?) order by last_use desc",
+            (namespace,),
+        )
+        for segment, slot, name, group, *rest in rows:
+            yield ObjectRow(segment, slot, PageKey(name, group), *rest)
 
     def last_use(self, segment: int) -> float:
         """The latest use of any object of a segment; 0 when it has none."""

@@ -3,26 +3,20 @@
 Nothing here waits: rows are deleted by the committer, and a slot or a segment's bytes come back when that has happened.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from serve.multi_level_cache.disk_adoption import AdoptionEnd, FoundSegments, OpenSegment, segment_path
 from serve.multi_level_cache.disk_committer import Command, CommitRemoval, CommitSegment, CommitSegmentRemoval
-from serve.multi_level_cache.disk_index import DiskIndex, SegmentRow
+from serve.multi_level_cache.disk_index import SegmentRow
 from serve.multi_level_cache.disk_io import SegmentFile
 from serve.multi_level_cache.disk_space import DiskObject, DiskSpace
-from serve.multi_level_cache.object_format import ObjectFormat
 
 SEGMENT_BYTES = 1 << 30
 NUM_THREADS = 4
 HANG_S = 30.0
 EVICT_AHEAD = 16  # free slots of a size to keep, so that a store need not wait for an eviction's transaction
-SEGMENT_PREFIX = "segment-"
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,13 +34,18 @@ class DiskRoom:
     """Owns segments and their files. evicted: told of objects that go to make room."""
 
     def __init__(
-        self, options: DiskOptions, submit: Callable[[Command], None], evicted: Callable[[DiskObject], None]
+        self,
+        options: DiskOptions,
+        submit: Callable[[Command], None],
+        evicted: Callable[[DiskObject], None],
+        open_segment: OpenSegment,
     ) -> None:
         self._options = options
         # Groups of objects have segments of their own: no group may take all of a small quota with its first one.
         self._segment_bytes = min(options.segment_bytes, options.quota_bytes // 4)
         self._submit = submit
         self._evicted = evicted
+        self._open_segment = open_segment
         self._namespace = b""
         self._next_number = 1
         self._bytes_leaving = 0  # of segments whose deletion is under way
@@ -69,51 +68,30 @@ class DiskRoom:
 
     # --- start -----------------------------------------------------------------------------------------------------
 
-    def load(self, index: DiskIndex, namespace: bytes, formats: dict[str, ObjectFormat]) -> None:
-        """Shrink the directory to its quota and take over the segments of a namespace. Raises OSError."""
+    def adopt_segments(self, namespace: bytes, found: FoundSegments) -> None:
+        """The first that is known of the directory; objects follow."""
         self._namespace = namespace
-        index.delete_orphans()
-        index.set_formats(namespace, formats.values())
-        rows = {row.number: row for row in index.segments()}
-        self._next_number = max(rows, default=0) + 1
-        self._delete_strays(set(rows))
-        self._shrink(index, rows)
-        for row in rows.values():
-            if row.namespace == namespace:
-                self.space.add_segment(row, _read_objects(index, row, formats))
-                self._open(row)
-            else:
-                self.foreign[row.number] = row
-        self.space.sort_by_last_use()
+        self.foreign = {row.number: row for row in found.foreign}
+        for row, file in found.served:
+            self.files[row.number] = file
+            self.space.add_segment(row, [])
+        self._next_number = max([*self.foreign, *self.files], default=0) + 1
 
-    def _shrink(self, index: DiskIndex, rows: dict[int, SegmentRow]) -> None:
-        """Whole segments go until the quota holds: foreign ones first, least recently used first."""
-        order = sorted(rows.values(), key=lambda row: (row.namespace == self._namespace, index.last_use(row.number)))
-        excess = sum(row.num_bytes for row in order) - self._options.quota_bytes
-        for row in order:
-            if excess <= 0:
-                return
-            index.remove_segment(row.number)
-            del rows[row.number]
-            self._path(row.number).unlink(missing_ok=True)
-            excess -= row.num_bytes
+    def adopt_objects(self, objects: Sequence[DiskObject], is_gone: Callable[[DiskObject], bool]) -> None:
+        """Objects of these segments, each used no later than all before it. is_gone: evicted before it was known."""
+        self.space.publish_older([each for each in objects if not is_gone(each)])
+        gone = [each for each in objects if is_gone(each)]
+        for each in gone:
+            each.is_cancelled = True
+        self.delete_rows(gone)
 
-    def _delete_strays(self, known: set[int]) -> None:
-        """Segment files without a row: their making or deleting was cut short, or the index was lost."""
-        num_strays = 0
-        for path in self._options.directory.glob(f"{SEGMENT_PREFIX}*"):
-            number = path.name.removeprefix(SEGMENT_PREFIX)
-            if number.isdigit() and int(number) not in known:
-                path.unlink(missing_ok=True)
-                num_strays += 1
-        if num_strays:
-            logger.warning("disk cache: %d segment files that the index does not know are deleted", num_strays)
+    def adopt_free(self, found: AdoptionEnd) -> None:
+        """The slots that nothing lies in. Slots that came back meanwhile are free already."""
+        for number, free in found.free.items():
+            self.space.segments[number].free.extend(free)
 
     def _path(self, number: int) -> Path:
-        return self._options.directory / f"{SEGMENT_PREFIX}{number:08d}"
-
-    def _open(self, row: SegmentRow) -> None:
-        self.files[row.number] = SegmentFile(self._path(row.number), row.num_bytes)
+        return segment_path(self._options.directory, number)
 
     # --- room ------------------------------------------------------------------------------------------------------
 
@@ -142,9 +120,9 @@ class DiskRoom:
         if num_slots < 1 or (left < self._segment_bytes and self.space.num_slots(slot_bytes)):
             return False
         row = SegmentRow(self._next_number, self._namespace, slot_bytes, num_slots)
-        self._open(row)
+        self.files[row.number] = self._open_segment(self._path(row.number), row.num_bytes)
         self._next_number += 1
-        self.space.add_segment(row)
+        self.space.add_segment(row, list(reversed(range(num_slots))))
         self._submit(CommitSegment(row))
         return True
 
@@ -152,7 +130,7 @@ class DiskRoom:
         """The oldest foreign segment by number: the namespace that was served longest ago made it first."""
         number = min(self.foreign)
         row = self.foreign.pop(number)
-        self._delete_segment(row, SegmentFile(self._path(number), row.num_bytes))
+        self._delete_segment(row, self._open_segment(self._path(number), row.num_bytes))
 
     def _remove_other_size(self, slot_bytes: int) -> None:
         space = self.space.oldest_segment(other_than=slot_bytes)
@@ -200,17 +178,3 @@ class DiskRoom:
         """Close all files."""
         for file in self.files.values():
             file.close()
-
-
-def _read_objects(index: DiskIndex, row: SegmentRow, formats: dict[str, ObjectFormat]) -> list[DiskObject]:
-    """Objects of a segment; rows that do not fit the model's formats are deleted."""
-    objects, bad = [], []
-    for each in index.objects(row.number):
-        form = formats.get(each.key.group)
-        if form is None or len(each.checksums) != 8 * len(form.unit_bytes) or not 0 <= each.slot < row.num_slots:
-            bad.append((row.number, each.slot))
-            continue
-        sums = np.frombuffer(each.checksums, dtype=np.uint64)
-        objects.append(DiskObject(each.key, each.root, row.number, each.slot, sums, each.last_use))
-    index.change([], bad)
-    return objects

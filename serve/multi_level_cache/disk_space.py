@@ -9,7 +9,7 @@ from serve.multi_level_cache.page_state import PageKey
 from serve.multi_level_cache.secondary_tier import Checksums
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class DiskObject:
     """An object in its slot. num_readers: reads in progress; is_cancelled: evicted before its store had ended."""
 
@@ -59,18 +59,15 @@ class DiskSpace:
         """A published object."""
         return self._objects.get(key)
 
-    def add_segment(self, row: SegmentRow, objects: Sequence[DiskObject] = ()) -> None:
-        """A segment with the objects that lie in it already."""
-        taken = {each.slot for each in objects}
-        free = [slot for slot in reversed(range(row.num_slots)) if slot not in taken]
+    def add_segment(self, row: SegmentRow, free: list[int]) -> None:
+        """A segment; of its slots those in `free` hold nothing, and are taken from the end."""
         self.segments[row.number] = SegmentSpace(row, free)
+
+    def publish_older(self, objects: Sequence[DiskObject]) -> None:
+        """Objects that were on disk before; each was used no later than all that are published."""
         for each in objects:
             self.publish(each)
-
-    def sort_by_last_use(self) -> None:
-        """Put objects into the order of their last use; after segments with objects were added."""
-        for size, queue in self._lru.items():
-            self._lru[size] = OrderedDict(sorted(queue.items(), key=lambda item: item[1].last_use))
+            self._lru[self.segments[each.segment].row.slot_bytes].move_to_end(each.key, last=False)
 
     def num_free(self, slot_bytes: int) -> int:
         """Free slots of a size."""

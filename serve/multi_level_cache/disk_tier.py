@@ -10,13 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from serve.ipc.wakeup import Wakeup
 from serve.multi_level_cache.checksum import object_checksums, unit_seeds
+from serve.multi_level_cache.disk_adoption import Adoption, AdoptionEnd, FoundObjects, FoundSegments
 from serve.multi_level_cache.disk_committer import (
+    Adopt,
     Command,
     CommitLastUse,
     CommitRemoval,
@@ -24,12 +27,18 @@ from serve.multi_level_cache.disk_committer import (
     CommitStore,
     Committed,
     DiskCommitter,
+    Event,
+    IndexReplaced,
+    IndexUnusable,
 )
 from serve.multi_level_cache.disk_directory import DirectoryLock
+from serve.multi_level_cache.disk_health import DiskHealth
 from serve.multi_level_cache.disk_index import DiskIndex
 from serve.multi_level_cache.disk_io import IoPool, SegmentFile, aligned
 from serve.multi_level_cache.disk_room import DiskOptions, DiskRoom
 from serve.multi_level_cache.disk_space import DiskObject
+from serve.multi_level_cache.fault_injector import FaultInjector
+from serve.multi_level_cache.faulty_disk import FaultyFile, FaultyIndex
 from serve.multi_level_cache.object_format import ObjectFormat
 from serve.multi_level_cache.page_state import PageKey, TierTicket
 from serve.multi_level_cache.secondary_tier import (
@@ -44,7 +53,6 @@ from serve.multi_level_cache.secondary_tier import (
 )
 from serve.multi_level_cache.statistics import TRANSFER_BOUNDS_S, AgeHistogram
 
-PAUSE_AFTER_ERROR_S = 60.0
 LAST_USE_PERIOD_S = 60.0
 MAX_HUNG = 2
 _LOAD, _STORE = 0, 1
@@ -69,54 +77,70 @@ class DiskTier(SecondaryTier):
     name = "disk"
 
     def __init__(
-        self, options: DiskOptions, formats: Sequence[ObjectFormat], clock: Callable[[], float] = time.time
+        self,
+        options: DiskOptions,
+        formats: Sequence[ObjectFormat],
+        clock: Callable[[], float] = time.time,
+        faults: FaultInjector | None = None,
     ) -> None:
-        """Locks and reads the directory, and shrinks it to its quota. Raises DiskDirectoryError, OSError."""
+        """Locks the directory and begins to check its index. Raises DiskDirectoryError, OSError."""
         self._options = options
         self._formats = {form.group: form for form in formats}
         self._clock = clock
+        self._faults = faults
         self._lock = DirectoryLock(options.directory)
-        self._index = DiskIndex(options.directory)
-        self._room = DiskRoom(options, self._submit, self._on_evicted)
+        self._room = DiskRoom(options, self._submit, self._on_evicted, self._open_segment)
         self._space = self._room.space
-        self._committer: DiskCommitter | None = None
+        self._namespace: bytes | None = None
+        self._is_adopted = False
+        self._evicted_unseen: list[Callable[[DiskObject], bool]] = []  # of what is not adopted yet
         self._pending: dict[PageKey, DiskObject] = {}  # stores in progress
         self._used: set[DiskObject] = set()
-        self._events: queue.SimpleQueue[_Moved | Committed] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Moved | Event] = queue.SimpleQueue()
         self._results: list[TransferResult] = []
         self._evicted: list[PageKey] = []
         self._wakeup = Wakeup()
         self._counts: Counter[str] = Counter()
-        if self._index.was_reset:
-            self._counts["index_resets"] += 1
-            logger.warning("disk cache: the index in %s cannot be read; it starts empty", options.directory)
+        self._health = DiskHealth(self._counts, clock)
         self._begun: dict[TierTicket, float] = {}
         self._eviction_ages = AgeHistogram()
         self._times = {_LOAD: AgeHistogram(TRANSFER_BOUNDS_S), _STORE: AgeHistogram(TRANSFER_BOUNDS_S)}
         self._bytes = {_LOAD: 0, _STORE: 0}
-        self._paused_until = 0.0
-        self._warned_at = float("-inf")
-        self._told_of_damage_at = float("-inf")
         self._flushed_at = clock()
-        self._off_reason: str | None = None
         self._is_closed = False
         self._pool = IoPool(options.num_threads, max(form.object_bytes for form in formats))
 
+        self._committer = DiskCommitter(self._open_index, self._tell)
+
+    def _open_index(self) -> DiskIndex:
+        directory = self._options.directory
+        return DiskIndex(directory) if self._faults is None else FaultyIndex(directory, self._faults)
+
+    def _open_segment(self, path: Path, size: int) -> SegmentFile:
+        return SegmentFile(path, size) if self._faults is None else FaultyFile(path, size, self._faults)
+
     def serve_namespace(self, namespace: bytes) -> None:
-        """Serve objects of this namespace from now on; all others are foreign. Blocks while the index is read.
+        """Serve objects of this namespace from now on; all others are foreign. The index is read in the background.
 
         Later calls change nothing: names carry their namespace, so pages of an earlier one just age.
         """
-        if self._committer is not None:
+        if self._namespace is not None:
             return
-        self._room.load(self._index, namespace, self._formats)
-        self._committer = DiskCommitter(self._index, self._tell)
+        self._namespace = namespace
+        options = self._options
+        adoption = Adoption(options.directory, options.quota_bytes, namespace, self._formats, self._open_segment)
+        self._committer.submit(Adopt(adoption))
+
+    @property
+    def is_adopted(self) -> bool:
+        """All that the directory has is known; stores are accepted from now on."""
+        return self._is_adopted
 
     # --- questions -------------------------------------------------------------------------------------------------
 
     @property
     def _is_serving(self) -> bool:
-        return self._committer is not None and self._off_reason is None
+        return self._health.off_reason is None
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         return [self._is_serving and self._space.find(key) is not None for key in keys]
@@ -125,17 +149,18 @@ class DiskTier(SecondaryTier):
         self._used.update(self._space.touch(keys, self._clock()))
 
     def can_accept(self, num_bytes: int) -> bool:
-        if not self._is_serving or self._clock() < self._paused_until:
+        if not self._is_serving or not self._is_adopted or self._health.is_paused:
             return False
         slot_bytes = aligned(num_bytes)
         try:
             self._room.make_room(slot_bytes)
         except OSError as error:
-            self._on_error(f"a segment cannot be made: {error}")
+            self._health.on_error(f"a segment cannot be made: {error}")
         return self._space.num_free(slot_bytes) > 0
 
     def capacity(self) -> TierCapacity:
-        return TierCapacity(self._options.quota_bytes, self._room.total_bytes, len(self._space), self._off_reason)
+        used, off_reason = self._room.total_bytes, self._health.off_reason
+        return TierCapacity(self._options.quota_bytes, used, len(self._space), off_reason)
 
     def statistics(self) -> dict[str, Any]:
         counts = {name: int(count) for name, count in self._counts.items()}
@@ -148,7 +173,8 @@ class DiskTier(SecondaryTier):
             "leaving": self.num_leaving(),
             "queued": self._pool.num_queued,
             "in_flight": len(self._begun),
-            "is_paused": self._clock() < self._paused_until,
+            "is_paused": self._health.is_paused,
+            "is_adopted": self._is_adopted,
             "bytes_loaded": self._bytes[_LOAD],
             "bytes_stored": self._bytes[_STORE],
             "load_times": self._times[_LOAD].as_data(),
@@ -164,7 +190,9 @@ class DiskTier(SecondaryTier):
         return self._space.check_integrity()
 
     def num_leaving(self) -> int:
-        return self._room.num_leaving + sum(each.is_cancelled for each in self._pending.values())
+        """Counts one for all that is evicted and not adopted yet."""
+        is_open = not self._is_adopted and bool(self._evicted_unseen)
+        return self._room.num_leaving + sum(each.is_cancelled for each in self._pending.values()) + is_open
 
     # --- stores ----------------------------------------------------------------------------------------------------
 
@@ -173,7 +201,8 @@ class DiskTier(SecondaryTier):
             self._finish(request.ticket, TransferOutcome.DONE)
             return
         slot_bytes = aligned(request.form.object_bytes)
-        place = self._space.take(slot_bytes) if self._is_serving and request.key not in self._pending else None
+        may_store = self._is_serving and self._is_adopted and request.key not in self._pending
+        place = self._space.take(slot_bytes) if may_store else None
         if place is None:
             self._counts["stores_refused"] += 1
             self._finish(request.ticket, TransferOutcome.REFUSED)
@@ -236,7 +265,7 @@ class DiskTier(SecondaryTier):
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: _Moved | Committed) -> None:
+    def _tell(self, event: _Moved | Event) -> None:
         """From any thread to the manager's."""
         self._events.put(event)
         self._wakeup.set()
@@ -248,12 +277,16 @@ class DiskTier(SecondaryTier):
                 event = self._events.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(event, Committed):
+            if isinstance(event, _Moved):
+                self._on_read(event) if event.is_load else self._on_not_written(event)
+            elif isinstance(event, Committed):
                 self._on_committed(event)
-            elif event.is_load:
-                self._on_read(event)
+            elif isinstance(event, FoundObjects):
+                self._room.adopt_objects(event.objects, self._is_evicted_unseen)
+                self._wakeup.set()  # the next ones after whatever else has come
+                break
             else:
-                self._on_not_written(event)
+                self._on_news(event)
         results, self._results = self._results, []
         return results
 
@@ -261,14 +294,32 @@ class DiskTier(SecondaryTier):
         evicted, self._evicted = self._evicted, []
         return evicted
 
+    def _on_news(self, event: IndexReplaced | IndexUnusable | FoundSegments | AdoptionEnd) -> None:
+        if isinstance(event, IndexReplaced):
+            self._counts["index_resets"] += 1
+            directory = self._options.directory
+            logger.warning("disk cache: the index in %s cannot be read; it starts empty", directory)
+        elif isinstance(event, IndexUnusable):
+            self._counts["errors"] += 1
+            self._health.turn_off(f"the index cannot be used: {event.error}")
+        elif isinstance(event, FoundSegments):
+            self._room.adopt_segments(self._namespace or b"", event)
+        else:
+            self._room.adopt_free(event)
+            self._is_adopted = True
+            self._evicted_unseen.clear()
+
+    def _is_evicted_unseen(self, each: DiskObject) -> bool:
+        return any(is_wanted(each) for is_wanted in self._evicted_unseen)
+
     def _on_read(self, event: _Moved) -> None:
         target = event.target
         target.num_readers -= 1
         self._counts[f"loads_{event.outcome.value}"] += 1
         if event.outcome is TransferOutcome.FAILED:
-            self._on_error(f"a read failed: {event.error}")
+            self._health.on_error(f"a read failed: {event.error}")
         elif event.outcome is TransferOutcome.CORRUPT:
-            self._on_damage(target)
+            self._health.on_damage(target.segment)
         is_bad = event.outcome in (TransferOutcome.FAILED, TransferOutcome.CORRUPT)
         if is_bad and self._space.find(target.key) is target:
             self._room.remove([target])
@@ -285,13 +336,16 @@ class DiskTier(SecondaryTier):
         self._counts[f"stores_{event.outcome.value}"] += 1
         self._measure(_STORE, event.ticket, target, is_done=False)
         if event.outcome is TransferOutcome.FAILED:
-            self._on_error(f"a write failed: {event.error}")
+            self._health.on_error(f"a write failed: {event.error}")
         self._finish(event.ticket, event.outcome)
 
     def _on_committed(self, event: Committed) -> None:
         command = event.command
-        if event.error is not None:
-            self._on_error(f"the index could not be changed: {event.error}")
+        if isinstance(command, Adopt) and event.error is not None:
+            self._counts["errors"] += 1
+            self._health.turn_off(f"the directory cannot be read: {event.error}")
+        elif event.error is not None:
+            self._health.on_error(f"the index could not be changed: {event.error}")
         if isinstance(command, CommitStore):
             self._on_stored(command, event.error is None)
         elif isinstance(command, CommitRemoval):
@@ -329,8 +383,6 @@ class DiskTier(SecondaryTier):
         self._wakeup.set()
 
     def _submit(self, command: Command) -> None:
-        if self._committer is None:
-            raise RuntimeError("no namespace is served")
         self._committer.submit(command)
 
     def _on_evicted(self, target: DiskObject) -> None:
@@ -342,7 +394,8 @@ class DiskTier(SecondaryTier):
     # --- eviction --------------------------------------------------------------------------------------------------
 
     def evict(self, keys: Sequence[PageKey]) -> None:
-        self._evict(lambda each: each.key in set(keys))
+        wanted = set(keys)
+        self._evict(lambda each: each.key in wanted)
 
     def evict_root(self, root: bytes | None) -> None:
         self._evict(lambda each: root is None or each.root == root)
@@ -351,31 +404,16 @@ class DiskTier(SecondaryTier):
         self._room.remove([each for each in self._space if is_wanted(each)])
         for each in self._pending.values():
             each.is_cancelled |= is_wanted(each)
+        if not self._is_adopted:
+            self._evicted_unseen.append(is_wanted)
 
     # --- trouble and housekeeping ----------------------------------------------------------------------------------
 
-    def _on_error(self, line: str) -> None:
-        """Stop admission for a while; one line a minute."""
-        self._counts["errors"] += 1
-        now = self._clock()
-        self._paused_until = now + PAUSE_AFTER_ERROR_S
-        if now - self._warned_at >= PAUSE_AFTER_ERROR_S:
-            self._warned_at = now
-            logger.warning("disk cache: %s; nothing is stored for %d s", line, PAUSE_AFTER_ERROR_S)
-
-    def _on_damage(self, target: DiskObject) -> None:
-        """A miss that is counted; one line a minute, as what damages one page may damage many."""
-        now = self._clock()
-        if now - self._told_of_damage_at >= PAUSE_AFTER_ERROR_S:
-            self._told_of_damage_at = now
-            logger.warning("disk cache: a damaged page in segment %d is a miss; it is deleted", target.segment)
-
     def tick(self) -> None:
         hung = self._pool.num_hung(self._options.hang_s)
-        if hung >= MAX_HUNG and self._off_reason is None:
-            self._off_reason = f"{hung} reads or writes hang"
-            logger.error("disk cache: off, because %s", self._off_reason)
-        if self._off_reason is not None:
+        if hung >= MAX_HUNG:
+            self._health.turn_off(f"{hung} reads or writes hang")
+        if not self._is_serving:
             self._pool.refuse_queued()
         if self._clock() - self._flushed_at >= LAST_USE_PERIOD_S:
             self._flush_last_use()
@@ -384,7 +422,7 @@ class DiskTier(SecondaryTier):
         self._flushed_at = self._clock()
         uses = [(each.last_use, each.segment, each.slot) for each in self._used if not each.is_cancelled]
         self._used.clear()
-        if uses and self._committer is not None:
+        if uses:
             self._submit(CommitLastUse(uses))
 
     def close(self, timeout_s: float) -> None:
@@ -394,10 +432,7 @@ class DiskTier(SecondaryTier):
         self._flush_last_use()
         deadline = time.monotonic() + timeout_s
         is_idle = self._pool.close(timeout_s)
-        if self._committer is not None:
-            is_idle &= self._committer.close(max(0.0, deadline - time.monotonic()))
-        else:
-            self._index.close()
+        is_idle &= self._committer.close(max(0.0, deadline - time.monotonic()))
         if is_idle:  # otherwise a thread still uses the files; the end of the process closes them
             self._room.close()
         self._lock.release()

@@ -1,10 +1,14 @@
-"""Faults on purpose: delays, failures, losses, flipped bits and hangs at named sites, from one string.
+"""Faults on purpose: delays, failures, losses, flipped bits, hangs and deaths at named sites, from one string.
 
 `--fault_inject host.copy_in:bitflip:n=3,disk.read:delay=0.2:p=0.1` flips one bit in what the third copy in brings, and
-makes one read in ten take 0.2 s longer. Pure Python: workers use it in their staging, tiers by `FaultyTier`.
+makes one read in ten take 0.2 s longer; `disk.before_commit:kill:n=7` ends the process before the seventh commit. Pure
+Python: workers use it in their staging, tiers by `FaultyTier`, the disk tier also by `faulty_disk`.
 """
 
+import errno
+import os
 import random
+import signal
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -13,17 +17,52 @@ from enum import Enum
 
 import numpy as np
 
-SITES = ("host.copy_in", "host.copy_out", "disk.read", "disk.write", "remote.read", "remote.write")
+# Whole transfers, around everything that a tier does for them.
+TRANSFER_SITES = ("host.copy_in", "host.copy_out", "disk.read", "disk.write", "remote.read", "remote.write")
+# System calls of the disk tier, behind its queues and in front of its checks.
+SYSCALL_SITES = ("disk.pread", "disk.pwrite", "disk.fdatasync")
+# Moments that are passed in order; a rule can only end the process there.
+KILL_POINTS = (
+    *("disk.before_segment_file", "disk.after_segment_file", "disk.before_segment_row", "disk.after_segment_row"),
+    *("disk.before_pwrite", "disk.after_pwrite", "disk.before_fdatasync", "disk.after_fdatasync"),
+    *("disk.before_commit", "disk.after_commit", "disk.before_durable", "disk.after_durable"),
+    *("disk.before_removal", "disk.after_removal", "disk.before_last_use", "disk.after_last_use"),
+    *("disk.before_segment_removal", "disk.after_segment_removal", "disk.after_segment_delete"),
+    *("disk.before_pread", "disk.after_pread", "disk.before_promotion", "disk.after_promotion"),
+    *("disk.before_adoption", "disk.after_adoption"),
+)
+SITES = (*TRANSFER_SITES, *SYSCALL_SITES, *KILL_POINTS)
 
 
 class FaultAction(Enum):
-    """DELAY takes its seconds as a value; DROP is a loss that nobody is told of; HANG lasts until `release`."""
+    """DELAY takes its seconds as a value; DROP is a loss that nobody is told of; HANG lasts until `release`.
+
+    FAIL is an I/O error, FULL a full disk, SHORT half of what was asked for; KILL is SIGKILL to the own process.
+    """
 
     DELAY = "delay"
     FAIL = "fail"
     DROP = "drop"
     BITFLIP = "bitflip"
     HANG = "hang"
+    FULL = "full"
+    SHORT = "short"
+    KILL = "kill"
+
+
+_OF_TRANSFERS = (FaultAction.DELAY, FaultAction.FAIL, FaultAction.DROP, FaultAction.BITFLIP, FaultAction.HANG)
+_OF_SYSCALLS = {
+    "disk.pread": (FaultAction.DELAY, FaultAction.FAIL, FaultAction.SHORT, FaultAction.BITFLIP, FaultAction.HANG),
+    "disk.pwrite": (*_OF_TRANSFERS[:2], FaultAction.FULL, FaultAction.SHORT, FaultAction.BITFLIP, FaultAction.HANG),
+    "disk.fdatasync": (FaultAction.DELAY, FaultAction.FAIL, FaultAction.FULL, FaultAction.HANG),
+}
+
+
+def actions_at(site: str) -> tuple[FaultAction, ...]:
+    """What can be made to happen at a site."""
+    if site in KILL_POINTS:
+        return (FaultAction.KILL,)
+    return _OF_SYSCALLS.get(site, _OF_TRANSFERS)
 
 
 class FaultSpecError(ValueError):
@@ -31,7 +70,7 @@ class FaultSpecError(ValueError):
 
 
 class InjectedFaultError(OSError):
-    """What `FAIL` raises."""
+    """What `FAIL` and `FULL` raise, with the errno of the real thing."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +95,9 @@ def _parse_rule(text: str) -> FaultRule:
         raise FaultSpecError(f"fault {text!r}: {site!r} is not one of {', '.join(SITES)}")
     action_text, *options = rest.split(":")
     name, _, value = action_text.partition("=")
-    if name not in {action.value for action in FaultAction}:
-        raise FaultSpecError(f"fault {text!r}: {name!r} is not one of {', '.join(each.value for each in FaultAction)}")
+    possible = [action.value for action in actions_at(site)]
+    if name not in possible:
+        raise FaultSpecError(f"fault {text!r}: {name!r} is not one of {', '.join(possible)}")
     action = FaultAction(name)
     if (action is FaultAction.DELAY) != bool(value):
         raise FaultSpecError(f"fault {text!r}: delay takes seconds (delay=0.2), the other faults take no value")
@@ -116,6 +156,18 @@ class FaultInjector:
             return self._calls[rule.site] == rule.on_call
         return self._random.random() < rule.rate
 
+    def reach(self, point: str) -> None:
+        """Count a kill point; a process that a rule ends here says so on stderr with its last breath."""
+        rule = self.decide(point)
+        if rule is not None and rule.action is FaultAction.KILL:
+            os.write(2, f"varve: fault injected: killed at {point}\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def passed(self) -> dict[str, int]:
+        """How often each site was passed."""
+        with self._lock:
+            return dict(self._calls)
+
     def apply(self, site: str, data: np.ndarray | None = None) -> bool:
         """Let what is decided happen on the calling thread; False when the call is to be dropped.
 
@@ -130,9 +182,11 @@ class FaultInjector:
         return rule.action is not FaultAction.DROP
 
     def suffer(self, rule: FaultRule) -> None:
-        """What a fault does before its call: wait for DELAY and HANG, raise InjectedFaultError for FAIL."""
+        """What a fault does before its call: wait for DELAY and HANG, raise InjectedFaultError for FAIL and FULL."""
         if rule.action is FaultAction.FAIL:
-            raise InjectedFaultError(f"injected at {rule.site}")
+            raise InjectedFaultError(errno.EIO, f"injected at {rule.site}")
+        if rule.action is FaultAction.FULL:
+            raise InjectedFaultError(errno.ENOSPC, f"injected at {rule.site}")
         if rule.action is FaultAction.DELAY:
             self._released.wait(rule.seconds)
         elif rule.action is FaultAction.HANG:

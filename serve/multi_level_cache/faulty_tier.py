@@ -33,6 +33,8 @@ class FaultyTier(SecondaryTier):
         self._injector = injector
         self._clock = clock
         self._early: list[TransferResult] = []
+        self._loads: set[TierTicket] = set()
+        self._given: list[str] = []  # what the last poll brought, as the kill points call it
         self._flips: dict[TierTicket, LoadRequest] = {}
         self._delays: dict[TierTicket, float | None] = {}  # None: hangs
         self._held: list[tuple[float | None, TransferResult]] = []
@@ -42,6 +44,7 @@ class FaultyTier(SecondaryTier):
             self._tier.submit_store(request)
 
     def submit_load(self, request: LoadRequest) -> None:
+        self._loads.add(request.ticket)
         action = self._decide("read", request.ticket)
         if action is FaultAction.BITFLIP:
             self._flips[request.ticket] = request
@@ -63,6 +66,7 @@ class FaultyTier(SecondaryTier):
 
     def poll_finished(self) -> list[TransferResult]:
         now = self._clock()
+        self._reach("after")
         results, self._early = self._early, []
         for result in self._tier.poll_finished():
             request = self._flips.pop(result.ticket, None)
@@ -75,7 +79,20 @@ class FaultyTier(SecondaryTier):
                 results.append(result)
         results += [result for due, result in self._held if due is not None and due <= now]
         self._held = [(due, result) for due, result in self._held if due is None or due > now]
+        for result in results:
+            kind = "promotion" if result.ticket in self._loads else "durable"
+            self._loads.discard(result.ticket)
+            if result.outcome is TransferOutcome.DONE:
+                self._given.append(kind)
+        self._reach("before")
         return results
+
+    def _reach(self, when: str) -> None:
+        """Kill points before and after the manager takes results: after it pages are READY, or DURABLE."""
+        for kind in self._given:
+            self._injector.reach(f"{self.name}.{when}_{kind}")
+        if when == "after":
+            self._given.clear()
 
     def release(self) -> None:
         """Ends all hangs and delays."""
@@ -106,7 +123,7 @@ class FaultyTier(SecondaryTier):
         return self._tier.capacity()
 
     def statistics(self) -> dict[str, Any]:
-        return {**self._tier.statistics(), "faults": dict(self._injector.counts)}
+        return {**self._tier.statistics(), "faults": dict(self._injector.counts), "sites": self._injector.passed()}
 
     def check_integrity(self) -> list[str]:
         return self._tier.check_integrity()

@@ -136,9 +136,10 @@ class CacheProcess:
         config = self._context.config
         if config.disk_cache_dir is None:
             return None
-        self._disk = DiskTier(DiskOptions(config.disk_cache_dir, config.disk_cache_bytes), formats)
-        faults = parse_faults(config.serve.fault_inject)
-        return FaultyTier(self._disk, FaultInjector(faults)) if faults else self._disk
+        rules = parse_faults(config.serve.fault_inject)
+        faults = FaultInjector(rules) if rules else None
+        self._disk = DiskTier(DiskOptions(config.disk_cache_dir, config.disk_cache_bytes), formats, faults=faults)
+        return FaultyTier(self._disk, faults) if faults is not None else self._disk
 
     def run(self) -> None:
         """Tell the launcher that it answers, then answer."""

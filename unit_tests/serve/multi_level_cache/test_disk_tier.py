@@ -36,6 +36,15 @@ class Disk:
         self.tier = DiskTier(DiskOptions(directory, quota, segment_bytes=1 << 17, **options), FORMATS)  # type: ignore[arg-type]
         self.tier.serve_namespace(namespace)
         self.number = 0
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Until the directory is known."""
+        deadline = time.monotonic() + 60
+        while not self.tier.is_adopted and self.tier.capacity().off_reason is None:
+            assert self.tier.poll_finished() == []
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def ticket(self) -> TierTicket:
         self.number += 1
@@ -305,7 +314,7 @@ def test_a_full_disk_stops_admission_and_nothing_else(disk: Disk, monkeypatch: p
     assert disk.is_good("a")
     assert disk.tier.statistics()["errors"] == 1
     monkeypatch.undo()
-    disk.tier._paused_until = 0.0
+    disk.tier._health.resume()
     assert disk.store("b") == [TransferOutcome.DONE]
     assert disk.tier.check_integrity() == []
 

@@ -1,14 +1,18 @@
 """Faults come where, when and how the string says."""
 
+import errno
+
 import numpy as np
 import pytest
 
 from serve.multi_level_cache.fault_injector import (
+    SITES,
     FaultAction,
     FaultInjector,
     FaultRule,
     FaultSpecError,
     InjectedFaultError,
+    actions_at,
     parse_faults,
 )
 
@@ -27,6 +31,9 @@ def test_a_string_becomes_rules():
     [
         ("disk.reed:fail", "'disk.reed' is not one of"),
         ("disk.read:explode", "'explode' is not one of delay, fail"),
+        ("disk.read:kill", "'kill' is not one of delay, fail"),
+        ("disk.before_commit:fail", "'fail' is not one of kill"),
+        ("disk.fdatasync:bitflip", "'bitflip' is not one of delay, fail, full, hang"),
         ("disk.read", "'' is not one of"),
         ("disk.read:delay", "delay takes seconds"),
         ("disk.read:fail=3", "the other faults take no value"),
@@ -64,6 +71,21 @@ def test_a_bitflip_changes_one_bit_and_a_failure_raises():
     assert np.unpackbits(data).sum() == 1
     with pytest.raises(InjectedFaultError, match=r"host\.copy_in"):
         FaultInjector(parse_faults("host.copy_in:fail")).apply("host.copy_in", data)
+
+
+def test_a_full_disk_has_its_own_errno():
+    for action, number in (("fail", errno.EIO), ("full", errno.ENOSPC)):
+        with pytest.raises(InjectedFaultError) as caught:
+            FaultInjector(parse_faults(f"disk.pwrite:{action}")).apply("disk.pwrite")
+        assert caught.value.errno == number
+
+
+def test_every_site_is_counted_and_takes_an_action():
+    injector = FaultInjector([])
+    for site in SITES:
+        assert parse_faults(f"{site}:{actions_at(site)[-1].value}")
+        injector.reach(site)
+    assert injector.passed() == dict.fromkeys(SITES, 1)
 
 
 def test_released_hangs_end():
