@@ -11,7 +11,8 @@ from serve.httpserver.cache_metrics import cache_families
 from serve.httpserver.metrics import HttpMetrics, render
 from serve.httpserver.router_metrics import router_families
 from serve.multi_level_cache.control import statistics
-from serve.multi_level_cache.disk_tier import MAX_HUNG, PAUSE_AFTER_ERROR_S
+from serve.multi_level_cache.disk_health import PAUSE_AFTER_ERROR_S
+from serve.multi_level_cache.disk_tier import MAX_HUNG
 from serve.router.admin import RouterAdmin
 from unit_tests.models.builders import tiny_config
 from unit_tests.serve.multi_level_cache.builders import Bench
