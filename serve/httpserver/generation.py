@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serve.httpserver.errors import ApiError, ClientGoneError
+from serve.httpserver.errors import ApiError, ClientGoneError, overloaded, unavailable
 from serve.httpserver.sequence import Delta, Sequence, TextRules
 from serve.types import CacheTier, SamplingParams
 
@@ -57,7 +57,6 @@ class Generation:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
-        self.first_delta_at: float | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -103,8 +102,10 @@ class Generation:
         """Until there is a first delta, or for `timeout_s`. Raises what `next_deltas` would."""
         if not self._deltas and self._failure is None:
             timer = asyncio.get_running_loop().call_later(timeout_s, self._wake)
-            await self._wait()
-            timer.cancel()
+            try:
+                await self._wait()
+            finally:
+                timer.cancel()
         if not self._deltas and self._failure is not None:
             raise self._failure
 
@@ -133,7 +134,7 @@ def failure_of(message: str | None, status: int) -> ApiError:
     """The error that an output's `error` and `error_code` mean for a client."""
     text = message or "the engine ended the request"
     if status == 429:
-        return ApiError(429, text, code="queue_full", headers={"Retry-After": "1"})
+        return overloaded(text)
     if status == 503:
-        return ApiError(503, text, code="engine_unavailable", headers={"Retry-After": "5"})
+        return unavailable(text)
     return ApiError(status if 400 <= status <= 599 else 500, text)

@@ -133,8 +133,12 @@ class RequestService:
         filled, self._filled = self._filled, {}
         for slot, generation in filled.items():
             if not self._table.is_free(slot):
-                self._send(SubmitRequest(slot, generation, self.settings.server, "lost"))
-                self._send(AbortRequest(slot, generation))
+                self._hand_in(slot, generation)
+
+    def _hand_in(self, slot: int, generation: int) -> None:
+        """Let the router release a filled slot that nobody waits for."""
+        self._send(SubmitRequest(slot, generation, self.settings.server, "lost"))
+        self._send(AbortRequest(slot, generation))
 
     def engine_down(self, reason: str) -> None:
         """Fail what runs, and refuse requests until the next `engine_up`."""
@@ -194,8 +198,7 @@ class RequestService:
         try:
             messages = self._fill(spec, slots)
         except ValueError as error:
-            for slot in slots:
-                self._pool.put_back(slot)
+            self._give_back(slots)
             raise bad_request(f"the request does not fit: {error}") from error
         request.slots = slots
         now = time.monotonic()
@@ -219,6 +222,15 @@ class RequestService:
                 server = self.settings.server
                 messages.append(SubmitRequest(slot, generation, server, spec.request_id, spec.priority))
         return messages
+
+    def _give_back(self, slots: list[int]) -> None:
+        """Slots of a request that could not be filled; those that were already come back through the router."""
+        for slot in slots:
+            if self._table.is_free(slot):
+                self._pool.put_back(slot)
+            else:
+                self._pool.let_go(slot)
+                self._hand_in(slot, self._filled[slot])
 
     def _submit(self, request: Generation, messages: list[SubmitRequest]) -> None:
         assert self._router is not None

@@ -1,6 +1,7 @@
 """Slots, engine restarts, deadlines and departures."""
 
 import asyncio
+import itertools
 import json
 
 import httpx
@@ -86,6 +87,29 @@ def test_slots_filled_for_a_dead_router_are_handed_to_the_next(bench, run):
         bench.engine_up()
         await asyncio.sleep(0)
         assert bench.service.num_free_slots == 8
+        bench.check_idle()
+
+    run(scenario())
+
+
+def test_slots_of_a_request_that_cannot_be_filled_whole_come_back(bench, run, monkeypatch):
+    async def scenario():
+        bench.router.auto = False
+        fill, calls = bench.table.fill, itertools.count()
+
+        def fill_two(*arguments):
+            if next(calls) == 2:
+                raise ValueError("no more")
+            return fill(*arguments)
+
+        monkeypatch.setattr(bench.table, "fill", fill_two)
+        with pytest.raises(ApiError) as caught:
+            bench.service.start(spec(3))
+        assert caught.value.status == 400
+        await asyncio.sleep(0)
+        monkeypatch.undo()
+        bench.service.close(bench.service.start(spec(8)))
+        await asyncio.sleep(0)
         bench.check_idle()
 
     run(scenario())
