@@ -1,7 +1,6 @@
 """Health, metrics, and the admin routes, which go to the control plane of the other processes."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -15,7 +14,7 @@ from serve.httpserver.metrics import render
 from serve.httpserver.openai_responses import AdminResult, HealthResult
 from serve.httpserver.router_metrics import router_families
 from serve.httpserver.state import AppState, require_admin_key, state_of
-from serve.ipc.control import ControlClient, ControlError
+from serve.ipc.control import ControlError
 
 # Control sockets by the name that users see.
 PARTS = {
@@ -88,29 +87,17 @@ async def _statistics_of(state: AppState, part: str) -> dict[str, Any]:
     if run_dir is None or not (run_dir / f"{PARTS[part]}.sock").exists():
         return {}
     try:
-        found = await asyncio.to_thread(_call, run_dir, part, "statistics", {}, METRICS_TIMEOUT_S)
+        found = await state.ask_control(lambda ask: ask(PARTS[part], "statistics", METRICS_TIMEOUT_S))
     except ControlError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _call(run_dir: Path, part: str, method: str, arguments: dict[str, Any], timeout_s: float) -> Any:
-    """One control call on a connection of its own. Raises ControlError."""
-    client = ControlClient(run_dir, PARTS[part], timeout_s)
-    try:
-        return client.call(method, **arguments)
-    finally:
-        client.close()
-
-
-async def _admin_call(request: Request, part: str, method: str, arguments: dict[str, Any]) -> Response:
-    run_dir = state_of(request).settings.run_dir
+async def _admin_call(request: Request, part: str, method: str) -> Response:
     if part not in PARTS:
         raise ApiError(404, f"no part {part!r}; there are: {', '.join(PARTS)}", "part", "unknown_part")
-    if run_dir is None:
-        raise ApiError(503, "there is no engine to ask", code="engine_unavailable")
     try:
-        result = await asyncio.to_thread(_call, run_dir, part, method, arguments, LONG_CONTROL_TIMEOUT_S)
+        result = await state_of(request).ask_control(lambda ask: ask(PARTS[part], method, LONG_CONTROL_TIMEOUT_S))
     except ControlError as error:
         raise ApiError(502, str(error), code="control_error") from error
     return Response(encode_json({"result": {part: result}}), media_type="application/json")
@@ -118,7 +105,7 @@ async def _admin_call(request: Request, part: str, method: str, arguments: dict[
 
 def _add_route(http_method: str, method: str, summary: str) -> None:
     async def route(request: Request, part: str = "router") -> Response:
-        return await _admin_call(request, part, method, {})
+        return await _admin_call(request, part, method)
 
     admin_router.add_api_route(
         f"/{method}",

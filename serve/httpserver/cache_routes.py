@@ -1,6 +1,5 @@
 """Operating the cache over HTTP, behind the admin key."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from serve import cache_operations
-from serve.cache_operations import Ask, CacheOperationError, ask_in
+from serve.cache_operations import Ask, CacheOperationError
 from serve.httpserver.answers import encode_json
 from serve.httpserver.bodies import decode_json, read_body, validate
 from serve.httpserver.errors import ApiError, ErrorBody
@@ -107,11 +106,8 @@ async def flush_cache(request: Request) -> Response:
 
 
 async def _run(request: Request, operation: Callable[[Ask], Any]) -> Any:
-    run_dir = state_of(request).settings.run_dir
-    if run_dir is None:
-        raise ApiError(503, "there is no engine to ask", code="engine_unavailable")
     try:
-        return await asyncio.to_thread(operation, ask_in(run_dir))
+        return await state_of(request).ask_control(operation)
     except CacheOperationError as error:
         raise ApiError(503, str(error), code="cache_unavailable") from error
 

@@ -1,16 +1,26 @@
 """What the routes of one app share."""
 
+import asyncio
 import hmac
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from fastapi import Request
 
+from serve.cache_operations import Ask, ask_in
 from serve.httpserver.errors import ApiError
 from serve.httpserver.metrics import MetricsBoard
 from serve.httpserver.prompts import PromptEncoder
 from serve.httpserver.request_service import RequestService
+
+# Calls of the control plane under way at most; more wait.
+MAX_CONTROL_CALLS = 8
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,10 @@ class AppState:
     board: MetricsBoard | None = None
     is_stopping: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
+    # Threads of their own: calls of a process that hangs must not take those that tokenize and decode requests.
+    control_threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MAX_CONTROL_CALLS, thread_name_prefix="control-call")
+    )
 
     @property
     def max_total_tokens(self) -> int:
@@ -44,6 +58,14 @@ class AppState:
         """Raises a 404 for a model that is not served."""
         if name is not None and name != self.settings.model_name:
             raise ApiError(404, f"the model {name!r} does not exist", "model", "model_not_found")
+
+    async def ask_control(self, call: Callable[[Ask], Answer]) -> Answer:
+        """Run `call`, which asks other processes of this server, on a thread. Raises what it raises, and a 503."""
+        if self.settings.run_dir is None:
+            raise ApiError(503, "there is no engine to ask", code="engine_unavailable")
+        return await asyncio.get_running_loop().run_in_executor(
+            self.control_threads, call, ask_in(self.settings.run_dir)
+        )
 
 
 def state_of(request: Request) -> AppState:
