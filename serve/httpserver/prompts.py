@@ -1,8 +1,9 @@
-"""From request bodies to token ids. Long texts are tokenized on a thread, so that streams go on meanwhile."""
+"""From request bodies to token ids. What takes long is encoded on a thread, so that streams go on meanwhile."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,8 +13,14 @@ from serve.httpserver.openai_protocol import ChatMessage, ToolDefinition
 from serve.httpserver.request_service import check_prompt_ids
 from serve.httpserver.tokenizer import ServeTokenizer
 
-INLINE_CHARS = 4096
+# Characters, or token ids, that are encoded without a thread: well below a millisecond.
+INLINE_SIZE = 4096
+# What a message costs a template besides its text, as characters.
+MESSAGE_SIZE = 32
+PLAIN_FIELDS = {"role", "content"}
 RESERVED_VARIABLES = {"self", "messages", "tools", "documents", "add_generation_prompt"}
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -34,13 +41,16 @@ class PromptEncoder:
 
     async def completion(self, prompt: Any, add_special_tokens: bool) -> list[EncodedPrompt]:
         """Prompts of a completion request: text, ids, or a list of either."""
-        if isinstance(prompt, str):
-            return [await self._text(prompt, add_special_tokens, "prompt")]
-        if isinstance(prompt[0], int):
-            return [self._ids(prompt)]
-        if isinstance(prompt[0], str):
-            return [await self._text(text, add_special_tokens, "prompt") for text in prompt]
-        return [self._ids(ids) for ids in prompt]
+        is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
+        prompts = [prompt] if is_one else prompt
+
+        def encode() -> list[EncodedPrompt]:
+            return [
+                self._text(each, add_special_tokens, "prompt") if isinstance(each, str) else self._ids(each)
+                for each in prompts
+            ]
+
+        return await _beside_streams(sum(len(each) for each in prompts), encode)
 
     async def chat(
         self,
@@ -58,30 +68,34 @@ class PromptEncoder:
             raise bad_request(f"chat_template_kwargs cannot set {name}", "chat_template_kwargs")
         plain = [_plain_message(message, position) for position, message in enumerate(messages)]
         known_tools = [tool.model_dump() for tool in tools] if tools and template.uses_tools else None
-        size = sum(len(message.get("content") or "") for message in plain)
-        try:
-            if size <= INLINE_CHARS:
+
+        def encode() -> EncodedPrompt:
+            try:
                 text = template.render(plain, known_tools, add_generation_prompt, **arguments)
-            else:
-                text = await asyncio.to_thread(template.render, plain, known_tools, add_generation_prompt, **arguments)
-        except ChatTemplateError as error:
-            raise bad_request(str(error), "messages") from error
-        return await self._text(text, add_special_tokens, "messages")
+            except ChatTemplateError as error:
+                raise bad_request(str(error), "messages") from error
+            return self._text(text, add_special_tokens, "messages")
+
+        # Other fields, tools and arguments may hold anything: nobody knows what a template does with them.
+        is_plain = not known_tools and not arguments and all(message.keys() <= PLAIN_FIELDS for message in plain)
+        size = sum(len(message["content"]) + MESSAGE_SIZE for message in plain)
+        return await _beside_streams(size if is_plain else INLINE_SIZE + 1, encode)
 
     async def ids_of(self, text: str, add_special_tokens: bool, param: str = "prompt") -> list[int]:
         """Token ids of a text. Raises a 400 when it is so long that it cannot be a prompt anyhow."""
+        return await _beside_streams(len(text), lambda: self._encode(text, add_special_tokens, param))
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         if len(text) > self._max_total_tokens * self._tokenizer.max_token_chars:
             raise self.too_long(None, param)
-        if len(text) <= INLINE_CHARS:
-            return self._tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         """Raises a 400 unless all ids are in the vocabulary."""
         check_prompt_ids(np.array(ids, np.uint32), self._vocab_size, param)
 
-    async def _text(self, text: str, add_special_tokens: bool, param: str) -> EncodedPrompt:
-        ids = await self.ids_of(text, add_special_tokens, param)
+    def _text(self, text: str, add_special_tokens: bool, param: str) -> EncodedPrompt:
+        ids = self._encode(text, add_special_tokens, param)
         self._check_length(len(ids), param)
         if not ids and self._tokenizer.bos_token_id is not None:
             ids = [self._tokenizer.bos_token_id]
@@ -107,7 +121,7 @@ class PromptEncoder:
             self.check_ids(ids, param)
             return self._tokenizer.decode(ids)
 
-        return decode() if len(ids) <= INLINE_CHARS else await asyncio.to_thread(decode)
+        return await _beside_streams(len(ids), decode)
 
     def room_after(self, num_prompt: int) -> int:
         """Tokens that can be generated after a prompt; negative when it is too long itself."""
@@ -121,6 +135,11 @@ class PromptEncoder:
         return bad_request(message, param, "context_length_exceeded")
 
 
+async def _beside_streams(size: int, work: Callable[[], Result]) -> Result:
+    """What `work` gives; on a thread unless `size` (characters or token ids) says that it is done at once."""
+    return work() if size <= INLINE_SIZE else await asyncio.to_thread(work)
+
+
 def _plain_message(message: ChatMessage, position: int) -> dict[str, Any]:
     """A message as templates expect it: text parts joined."""
     plain = message.model_dump(exclude_unset=True)
@@ -128,7 +147,7 @@ def _plain_message(message: ChatMessage, position: int) -> dict[str, Any]:
     return plain
 
 
-def _content_text(content: str | list[dict[str, Any]] | None, position: int) -> str | None:
+def _content_text(content: str | list[dict[str, Any]] | None, position: int) -> str:
     if not isinstance(content, list):
         return content if content is not None else ""
     texts = []

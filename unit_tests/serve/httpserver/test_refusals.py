@@ -336,6 +336,29 @@ def test_one_prompt_that_is_too_long_is_refused_before_the_others_are_tokenized(
     assert len(tokenized) == 1
 
 
+@pytest.mark.parametrize(
+    ("url", "body", "is_beside"),
+    [
+        (URL, {**BASE, "prompt": "Hi"}, False),
+        (URL, {**BASE, "prompt": ["some words"] * 500}, True),
+        (CHAT, {"model": "smol", "messages": MESSAGES}, False),
+        (CHAT, {"model": "smol", "messages": MESSAGES * 500}, True),
+        (CHAT, {"model": "smol", "messages": [{**MESSAGES[0], "name": "x"}]}, True),
+    ],
+)
+def test_what_takes_long_is_tokenized_beside_the_event_loop(bench, run, monkeypatch, url, body, is_beside):
+    threads = set()
+    encode = bench.tokenizer.encode
+    monkeypatch.setattr(
+        bench.tokenizer,
+        "encode",
+        lambda text, special: threads.add(threading.current_thread().name) or encode(text, special),
+    )
+    run(send(bench, "POST", url, json=body))
+    assert len(threads) == 1
+    assert ("MainThread" not in threads) == is_beside
+
+
 def test_large_bodies_are_decoded_beside_the_event_loop(bench, run, monkeypatch):
     threads = set()
     decode = bodies.decode_json
