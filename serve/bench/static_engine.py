@@ -28,7 +28,8 @@ from serve.model_infer.memory_info import available_memory
 from serve.model_infer.model_runner import Model, ModelRunner
 from serve.model_infer.page_table import PageTable
 from serve.model_infer.sampler import Sampler
-from serve.router.ledger import Holding, Reservation, StateLedger
+from serve.router.holding import Holding
+from serve.router.ledger import Reservation, StateLedger
 from serve.router.prefix_index import GroupSpec
 from serve.types import SamplingParams
 

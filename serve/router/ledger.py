@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from serve.router.group_ledger import GroupLedger
-from serve.router.prefix_index import GroupSpec, first_needed, longest_legal
+from serve.router.holding import Holding
+from serve.router.prefix_index import GroupPages, GroupSpec, first_needed, longest_common
 from serve.types import JobId, JobResult
 
 
@@ -16,17 +17,14 @@ class LedgerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """A usable prefix of `num_pages` pages; `pages[g]` are those that group g needs for it, in order."""
+    """A usable prefix of `num_pages` pages; `pages[g]` are those that group g needs for it, in order.
+
+    num_known: pages of the prefix that the FULL groups alone would allow: another request has been there.
+    """
 
     num_pages: int
     pages: dict[str, list[int]]
-
-
-@dataclass(slots=True, eq=False)
-class Holding:
-    """Pages that one request references, by group, in order. Only the ledger changes it."""
-
-    pages: dict[str, list[int]]
+    num_known: int = field(default=0, compare=False)
 
 
 class Reservation(Enum):
@@ -73,6 +71,8 @@ class StateLedger:
     def __init__(self, specs: Sequence[GroupSpec], num_pages: Mapping[str, int], page_size: int) -> None:
         self.page_size = page_size
         self.groups = {spec.name: GroupLedger(spec, num_pages[spec.name]) for spec in specs}
+        self._groups = tuple(GroupPages(group.spec, group.index) for group in self.groups.values())
+        self._full = tuple(group for group in self._groups if group.spec.is_full)
         self.index_version = 0  # changes whenever a match may give something else
         self._holdings: set[Holding] = set()
         self._jobs: dict[JobId, _Job] = {}
@@ -81,15 +81,10 @@ class StateLedger:
 
     def match(self, names: Sequence[bytes], num_tokens: int) -> PrefixMatch:
         """The longest prefix that is legal in every group; the last of the request's tokens is never in it."""
-        length = min(len(names), max(0, num_tokens - 1) // self.page_size)
-        settled = False
-        while not settled:
-            settled = True
-            for group in self.groups.values():
-                legal = longest_legal(group.index, group.spec, names, length)
-                settled &= legal == length
-                length = legal
-        return PrefixMatch(length, {g: self._pages_of(group, names, length) for g, group in self.groups.items()})
+        most = min(len(names), max(0, num_tokens - 1) // self.page_size)
+        known = longest_common(self._full, names, most)
+        length = longest_common(self._groups, names, known) if len(self._full) < len(self._groups) else known
+        return PrefixMatch(length, {g: self._pages_of(group, names, length) for g, group in self.groups.items()}, known)
 
     @staticmethod
     def _pages_of(group: GroupLedger, names: Sequence[bytes], length: int) -> list[int]:
@@ -119,11 +114,27 @@ class StateLedger:
 
     def acquire(self, match: PrefixMatch) -> Holding:
         """Reference the matched pages for one request. The match must be of this moment."""
+        holding = self.open()
         for group, pages in match.pages.items():
             self.groups[group].ref(pages)
-        holding = Holding({group: list(pages) for group, pages in match.pages.items()})
+            self._set_prefix(holding, group, match.num_pages, list(pages))
+        return holding
+
+    def open(self) -> Holding:
+        """A holding without pages."""
+        holding = Holding({group: [] for group in self.groups})
         self._holdings.add(holding)
         return holding
+
+    def _set_prefix(self, holding: Holding, group: str, length: int, pages: list[int]) -> None:
+        """`pages` are what the group needs for a prefix of `length` pages."""
+        spec = self.groups[group].spec
+        if spec.has_checkpoints:
+            holding.restores.update((group, page) for page in pages)
+            return
+        holding.pages[group] = pages
+        if spec.has_window:
+            holding.first_places[group] = first_needed(spec, length)
 
     def room(self) -> dict[str, int]:
         """Pages by group that could be had now, evicting all that is idle."""
@@ -138,21 +149,28 @@ class StateLedger:
         return Reservation.GRANTED
 
     def assemble(self, names: Sequence[bytes]) -> tuple[Holding, dict[str, list[int]]] | None:
-        """A holding with a page for each name in every group: the indexed one, or a fresh one.
+        """A holding with all pages that a prefix of these names needs: the indexed ones, and fresh ones.
 
-        Returns it and, by group, which places are fresh; None when there is no room. For ALL_PAGES groups.
+        Returns it and, by group, which places are fresh; None when there is no room.
         """
-        indexed = {name: [group.index.page(each) for each in names] for name, group in self.groups.items()}
-        fresh = {name: [at for at, page in enumerate(pages) if page is None] for name, pages in indexed.items()}
+        length = len(names)
+        needed = {name: range(first_needed(group.spec, length), length) for name, group in self.groups.items()}
+        indexed = {name: [self.groups[name].index.page(names[at]) for at in needed[name]] for name in self.groups}
         present = {name: [page for page in pages if page is not None] for name, pages in indexed.items()}
-        idle = self.num_idle(PrefixMatch(len(names), present))
-        if any(group.room - idle[name] < len(fresh[name]) for name, group in self.groups.items()):
+        num_fresh = {name: len(pages) - len(present[name]) for name, pages in indexed.items()}
+        idle = self.num_idle(PrefixMatch(length, present))
+        if any(group.room - idle[name] < num_fresh[name] for name, group in self.groups.items()):
             return None
-        holding = self.acquire(PrefixMatch(len(names), present))  # first of all: nothing may evict what is there
-        for group, places in fresh.items():
-            self._append(holding, group, len(places))
-            taken = iter(holding.pages[group][len(present[group]) :])
-            holding.pages[group] = [next(taken) if page is None else page for page in indexed[group]]
+        holding = self.open()
+        for group, pages in present.items():  # first of all: nothing may evict what is there
+            self.groups[group].ref(pages)
+        for group, found in indexed.items():
+            taken = iter(self._take(group, num_fresh[group]))
+            self._set_prefix(holding, group, length, [next(taken) if page is None else page for page in found])
+        fresh = {
+            name: [at for at, page in zip(needed[name], pages, strict=True) if page is None]
+            for name, pages in indexed.items()
+        }
         return holding, fresh
 
     def extend(self, holding: Holding, group: str, count: int) -> Reservation:
@@ -160,23 +178,53 @@ class StateLedger:
         return self.reserve(holding, {group: count})
 
     def _append(self, holding: Holding, group: str, count: int) -> None:
+        holding.pages[group].extend(self._take(group, count))
+
+    def _take(self, group: str, count: int) -> list[int]:
         ledger = self.groups[group]
         if count > ledger.num_free:
             self.index_version += 1
-        holding.pages[group].extend(ledger.take(count))
+        return ledger.take(count)
+
+    # --- what a plan in flight reads or writes for the last time ---
+
+    def leave_window(self, holding: Holding, group: str, first: int, to: Holding) -> int:
+        """The group's pages of places below `first` change hands; returns how many."""
+        count = min(max(0, first - holding.first(group)), len(holding.pages[group]))
+        to.pages[group] += holding.pages[group][:count]
+        del holding.pages[group][:count]
+        holding.first_places[group] = holding.first(group) + count
+        return count
+
+    def pass_restores(self, holding: Holding, to: Holding) -> None:
+        """The checkpoints that the holding was acquired with change hands."""
+        for group, page in holding.restores.items():
+            to.pages[group].append(page)
+        holding.restores = {}
+
+    def pass_last(self, holding: Holding, group: str, to: Holding) -> int:
+        """The group's last page changes hands; returns it."""
+        page = holding.pages[group].pop()
+        to.pages[group].append(page)
+        return page
+
+    # --- the end of holdings ---
 
     def num_exclusive(self, holding: Holding) -> dict[str, int]:
         """By group, pages that releasing this holding would make room of."""
-        return {g: sum(self.groups[g].refs(page) == 1 for page in pages) for g, pages in holding.pages.items()}
+        return {
+            name: sum(group.refs(page) == 1 for page in holding.references(name)) for name, group in self.groups.items()
+        }
 
     def release(self, holding: Holding) -> None:
         """Drop all references of a holding, deepest page first. Once."""
         if holding not in self._holdings:
             raise LedgerError("a holding is released twice")
         self._holdings.remove(holding)
-        for group, pages in holding.pages.items():
-            self.groups[group].unref(pages)
+        for name, group in self.groups.items():
+            group.unref(list(holding.references(name)))
         holding.pages = {group: [] for group in holding.pages}
+        holding.restores = {}
 
     # --- jobs ---
 
@@ -223,7 +271,7 @@ class StateLedger:
         for name, group in self.groups.items():
             held: Counter[int] = Counter()
             for holding in self._holdings:
-                held.update(holding.pages[name])
+                held.update(holding.references(name))
             for job in self._jobs.values():
                 if job.group == name:
                     held.update(job.pages)

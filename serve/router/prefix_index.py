@@ -8,11 +8,26 @@ from models.state_layout import HitPolicy, StateGroup
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """What the ledger must know of a state group. window_pages: trailing pages that a hit needs (TRAILING_PAGES)."""
+    """What the router must know of a state group. window_pages: trailing pages that a hit needs (TRAILING_PAGES)."""
 
     name: str
     policy: HitPolicy = HitPolicy.ALL_PAGES
     window_pages: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """It keeps the pages of all places."""
+        return self.policy is HitPolicy.ALL_PAGES
+
+    @property
+    def has_window(self) -> bool:
+        """It keeps the pages of the last places."""
+        return self.policy is HitPolicy.TRAILING_PAGES
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Its objects are whole states, one for a boundary; it has no places."""
+        return self.policy is HitPolicy.EXACT_CHECKPOINT
 
     @classmethod
     def of(cls, group: StateGroup, page_size: int) -> "GroupSpec":
@@ -61,40 +76,65 @@ class PrefixIndex:
         return [f"page {p} is not what its name maps to" for p, n in self._name_of.items() if self._page_of.get(n) != p]
 
 
-def _all_pages(index: PrefixIndex, spec: GroupSpec, names: Sequence[bytes], upto: int) -> int:
+def _all_pages(index: PrefixIndex, spec: GroupSpec, names: Sequence[bytes], upto: int, below: int) -> int:
     for length in range(upto):
-        if names[length] not in index:
+        if names[length] not in index and not below >> length & 1:
             return length
     return upto
 
 
-def _trailing_pages(index: PrefixIndex, spec: GroupSpec, names: Sequence[bytes], upto: int) -> int:
+def _trailing_pages(index: PrefixIndex, spec: GroupSpec, names: Sequence[bytes], upto: int, below: int) -> int:
     length, run = upto, 0  # pages [length - run, length) are there
     while run < min(length, spec.window_pages):
-        if names[length - run - 1] in index:
+        place = length - run - 1
+        if names[place] in index or below >> place & 1:
             run += 1
         else:
-            length, run = length - run - 1, 0
+            length, run = place, 0
     return length
 
 
-def _exact_checkpoint(index: PrefixIndex, spec: GroupSpec, names: Sequence[bytes], upto: int) -> int:
+def _exact_checkpoint(index: PrefixIndex, spec: GroupSpec, names: Sequence[bytes], upto: int, below: int) -> int:
     for length in range(upto, 0, -1):
-        if names[length - 1] in index:
+        if names[length - 1] in index or below >> length - 1 & 1:
             return length
     return 0
 
 
-_LONGEST: dict[HitPolicy, Callable[[PrefixIndex, GroupSpec, Sequence[bytes], int], int]] = {
+_LONGEST: dict[HitPolicy, Callable[[PrefixIndex, GroupSpec, Sequence[bytes], int, int], int]] = {
     HitPolicy.ALL_PAGES: _all_pages,
     HitPolicy.TRAILING_PAGES: _trailing_pages,
     HitPolicy.EXACT_CHECKPOINT: _exact_checkpoint,
 }
 
 
-def longest_legal(index: PrefixIndex, spec: GroupSpec, names: Sequence[bytes], upto: int) -> int:
-    """The most pages, at most `upto`, that this group alone allows a prefix to have. 0 is always legal."""
-    return _LONGEST[spec.policy](index, spec, names, upto)
+def longest_legal(index: PrefixIndex, spec: GroupSpec, names: Sequence[bytes], upto: int, below: int = 0) -> int:
+    """The most pages, at most `upto`, that this group alone allows a prefix to have. 0 is always legal.
+
+    below: the set of pages (bit i: page i) that lower tiers have beside the index; -1: all.
+    """
+    return _LONGEST[spec.policy](index, spec, names, upto, below)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPages:
+    """Where a group's pages are: on the device by name, and in lower tiers by number (`below`, as above)."""
+
+    spec: GroupSpec
+    index: PrefixIndex
+    below: int = 0
+
+
+def longest_common(groups: Sequence[GroupPages], names: Sequence[bytes], upto: int) -> int:
+    """The most pages, at most `upto`, that a prefix may have with all groups: legal in each, and no multiple of any."""
+    length, settled = upto, False
+    while not settled:
+        settled = True
+        for group in groups:
+            legal = longest_legal(group.index, group.spec, names, length, group.below)
+            settled &= legal == length
+            length = legal
+    return length
 
 
 def first_needed(spec: GroupSpec, length: int) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from serve.router.found import Found
-from serve.router.ledger import Holding, PrefixMatch
+from serve.router.holding import Holding
+from serve.router.ledger import PrefixMatch
 from serve.types import FinishReason, RequestStatus, SamplingParams
 
 _S = RequestStatus

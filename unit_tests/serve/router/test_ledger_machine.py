@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from models.state_layout import HitPolicy
-from serve.router.ledger import Holding, Reservation, StateLedger
+from serve.router.holding import Holding
+from serve.router.ledger import Reservation, StateLedger
 from serve.router.prefix_index import GroupSpec, first_needed
 from serve.types import JobId, JobResult
 
