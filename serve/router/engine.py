@@ -7,8 +7,10 @@ from serve.ipc.messages import Message
 from serve.router.admission import Admission, AdmissionLimits
 from serve.router.batch import Batch
 from serve.router.cache_client import CacheClient
+from serve.router.checkpoints import Checkpointer
 from serve.router.cost_model import CostModel
 from serve.router.ledger import StateLedger
+from serve.router.page_needs import PageNeeds
 from serve.router.planner import Planner
 from serve.router.queue import WaitingQueue
 from serve.router.scheduler import Scheduler, SchedulerLimits
@@ -43,20 +45,23 @@ class Engine:
         statistics: RouterStatistics,
     ) -> "Engine":
         """The longest request allowed is one that fits the smallest pool, so that the oldest can always go on."""
-        pool_tokens = min(facts.num_pages[spec.name] for spec in facts.specs) * settings.page_size
-        longest = min(settings.max_total_len, pool_tokens)
+        pools = [facts.num_pages[spec.name] * settings.page_size for spec in facts.specs if spec.is_full]
+        longest = min(settings.max_total_len, *pools)
         limits = SchedulerLimits(settings.batch_max_tokens, settings.chunked_prefill_size, settings.page_size)
         queue, costs, pipeline = WaitingQueue(), CostModel(facts.prior), Pipeline(settings.num_ranks)
         batch = Batch(min(settings.max_rows, settings.batch_max_tokens))
         ledger = StateLedger(facts.specs, facts.num_pages, settings.page_size)
         admission = Admission(AdmissionLimits(longest, settings.max_queue_size), settings.page_size)
+        chunk_tokens = min(settings.chunked_prefill_size, settings.batch_max_tokens)
+        needs = PageNeeds(facts.specs, facts.num_pages, settings.page_size, chunk_tokens, admission)
+        checkpoints = Checkpointer(ledger, settings.checkpoint_interval, statistics)
         tiers = Tiers(
             settings,
             facts,
             queue,
             batch,
             ledger,
-            admission,
+            needs,
             costs,
             pipeline,
             cache,
@@ -65,6 +70,17 @@ class Engine:
             statistics.tiers,
         )
         planner = Planner(
-            settings.epoch, Scheduler(limits), queue, batch, ledger, admission, costs, pipeline, tiers, statistics
+            settings.epoch,
+            Scheduler(limits),
+            queue,
+            batch,
+            ledger,
+            admission,
+            needs,
+            checkpoints,
+            costs,
+            pipeline,
+            tiers,
+            statistics,
         )
         return cls(facts, queue, batch, ledger, admission, costs, pipeline, tiers, planner)

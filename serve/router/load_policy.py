@@ -1,15 +1,17 @@
 """Whether, when and how much to load for those who wait: never what recomputing would have done earlier."""
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
 
-from serve.router.admission import Admission
 from serve.router.cost_model import CostModel
 from serve.router.ledger import StateLedger
 from serve.router.load import Load, LoadPhase
 from serve.router.load_plan import LoadPlan, PlanMaker
 from serve.router.loader import Loader
+from serve.router.page_needs import PageNeeds
+from serve.router.prefix_index import first_needed
 from serve.router.queue import WaitingQueue
 from serve.router.request import Request
 from serve.router.tier_statistics import Drop, TransferStatistics
@@ -23,13 +25,13 @@ _MIN_WAIT_S, _MAX_WAIT_S = 0.05, 5.0
 class Surroundings:
     """What else is going on.
 
-    backlog: prompt tokens that rows have still to compute. growth: pages that running requests are expected to ask for.
-    computing: names of the pages that rows compute next.
+    backlog: prompt tokens that rows have still to compute. growth: by group, pages that running requests are expected
+    to ask for. computing: names of the pages that rows compute next.
     """
 
     now: float
     backlog: int
-    growth: int
+    growth: Mapping[str, int]
     computing: Set[bytes]
 
 
@@ -59,7 +61,7 @@ class LoadPolicy:
         self,
         queue: WaitingQueue,
         ledger: StateLedger,
-        admission: Admission,
+        needs: PageNeeds,
         costs: CostModel,
         loader: Loader,
         plans: PlanMaker,
@@ -71,11 +73,14 @@ class LoadPolicy:
         self.wait_deadline: float | None = None
         self._queue = queue
         self._ledger = ledger
-        self._admission = admission
+        self._needs = needs
         self._costs = costs
         self._loader = loader
         self._plans = plans
-        self._limits = {name: max(1, int(group.num_pages * fraction)) for name, group in ledger.groups.items()}
+        self._limits = {
+            name: max(1, group.spec.window_pages, int(group.num_pages * fraction))
+            for name, group in ledger.groups.items()
+        }
         self._statistics = statistics
         self._bytes_ahead = 0  # of loads that wait for others, in this round
 
@@ -100,13 +105,14 @@ class LoadPolicy:
         """It lets others have the load path first, which is still better than to recompute."""
         return request.found is not None and request.load_wait_until > now
 
-    def reserved(self, before: tuple[int, int]) -> int:
-        """Pages that older loading requests will ask for when they join."""
-        return sum(
-            self._pages_missing(load.request, load.plan.num_pages)
-            for load in self._loader
-            if load.phase is not LoadPhase.LOADED and load.request.sort_key < before
-        )
+    def reserved(self, before: tuple[int, int]) -> Mapping[str, int]:
+        """Pages by group that older loading requests will ask for when they join."""
+        total: Counter[str] = Counter()
+        for load in self._loader:
+            if load.phase is not LoadPhase.LOADED and load.request.sort_key < before:
+                total.update(self._needs.joining(load.request, load.plan.num_pages))
+                total.update(self._needs.growth(load.request, load.plan.num_pages))
+        return total
 
     def _examine(self, request: Request, is_blocked: bool, around: Surroundings) -> bool:
         """Start its load or leave it; False when it has to wait for room."""
@@ -117,7 +123,9 @@ class LoadPolicy:
         if forecast.slack_s <= 0:
             self._refuse(request)
             return True
-        fitting = plan.cut({group: limit - self._loader.num_held(group) for group, limit in self._limits.items()})
+        most = {group: limit - self._loader.num_held(group) for group, limit in self._limits.items()}
+        assert request.found is not None
+        fitting = self._plans.cut(plan, request.names, request.found, most)
         is_shorter = fitting is None or fitting.num_pages < plan.num_pages
         if is_blocked or (is_shorter and any(map(self._loader.num_held, self._limits))):
             self._wait(request, plan, forecast, around.now)
@@ -137,12 +145,12 @@ class LoadPolicy:
         plan = self._plans.plan(request.names, request.num_tokens, request.found)
         if plan is None or request.load_cap is None:
             return plan
-        return plan.cut(dict.fromkeys(plan.missing, request.load_cap))
+        return self._plans.cut(plan, request.names, request.found, dict.fromkeys(plan.missing, request.load_cap))
 
     def _is_alone(self, request: Request, plan: LoadPlan, around: Surroundings) -> bool:
-        """Nobody else brings or computes the next page: otherwise it is held for that one."""
-        name = request.names[plan.first_missing]
-        return name not in self._loader.coming and name not in around.computing
+        """Nobody else brings or computes the next page, or the last: otherwise it is held for that one."""
+        names = {request.names[plan.first_missing], request.names[plan.num_pages - 1]}
+        return names.isdisjoint(self._loader.coming) and names.isdisjoint(around.computing)
 
     def _forecast(self, request: Request, plan: LoadPlan, around: Surroundings) -> _Forecast:
         """The suffix has to be computed either way, behind what the batch computes already."""
@@ -167,19 +175,15 @@ class LoadPolicy:
         if not request.load_wait_until:
             request.load_wait_until = now + min(forecast.slack_s, _MAX_WAIT_S)
 
-    def _pages_missing(self, request: Request, num_pages: int) -> int:
-        """Pages that it needs beyond its first `num_pages`, now and as far as expected."""
-        known = self._admission.pages_for(request.num_tokens)
-        return known - num_pages + self._admission.expected_growth(request)
-
-    def _has_room(self, request: Request, plan: LoadPlan, growth: int) -> bool:
+    def _has_room(self, request: Request, plan: LoadPlan, growth: Mapping[str, int]) -> bool:
         """As for any request that enters: room for all of it, beside what those before it are expected to need."""
-        taken = growth + self.reserved(request.sort_key)
+        reserved, wanted = self.reserved(request.sort_key), self._needs.in_all(request, plan.num_pages)
         for name, group in self._ledger.groups.items():
-            present = plan.num_pages - len(plan.missing[name])
-            pages = (group.index.page(each) for each in request.names[: plan.num_pages])
-            idle = sum(page is not None and group.refs(page) == 0 for page in pages)
-            if self._pages_missing(request, present) + taken + idle > group.room:
+            needed = request.names[first_needed(group.spec, plan.num_pages) : plan.num_pages]
+            present = [page for page in map(group.index.page, needed) if page is not None]
+            idle = sum(group.refs(page) == 0 for page in present)
+            taken = growth.get(name, 0) + reserved.get(name, 0)
+            if wanted[name] - len(present) + idle + taken > group.room:
                 return False
         return True
 

@@ -154,9 +154,9 @@ class Loader:
             self._statistics.num_started += 1
 
     def _message(self, load: Load, job: JobId, group: str) -> LoadPages:
-        assert load.request.holding is not None
-        held, grant = load.request.holding.pages[group], load.grants[job]
-        pages = [held[place] for place in load.fresh[group]]
+        holding, grant = load.request.holding, load.grants[job]
+        assert holding is not None
+        pages = [holding.page_at(group, place) for place in load.fresh[group]]
         slots = [slot for slots in grant.slots for slot in slots]
         generations = [generation for generations in grant.generations for generation in generations]
         return LoadPages(job, group, pages, slots, generations, 0, self._num_layers)
@@ -187,7 +187,7 @@ class Loader:
         assert holding is not None
         for group, places in load.fresh.items():
             for place in places:
-                self._ledger.publish(group, holding.pages[group][place], names[place])
+                self._ledger.publish(group, holding.page_at(group, place), names[place])
 
     # --- its end ---
 

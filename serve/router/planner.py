@@ -5,14 +5,17 @@ from collections.abc import Callable
 from serve.ipc.messages import StepPlan
 from serve.router.admission import Admission
 from serve.router.batch import Batch, RowPhase
+from serve.router.checkpoints import Checkpointer
 from serve.router.cost_model import CostModel
-from serve.router.ledger import Reservation, StateLedger
+from serve.router.ledger import StateLedger
 from serve.router.load import Load
+from serve.router.page_needs import PageNeeds
 from serve.router.queue import WaitingQueue
 from serve.router.request import Request
+from serve.router.row_pages import RowPages
 from serve.router.scheduler import Blocked, Schedule, Scheduler, SchedulerView
 from serve.router.statistics import RouterStatistics
-from serve.router.step_plan import Pipeline, PlanBuilder
+from serve.router.step_plan import Pipeline, PlanBuilder, PlanRecord
 from serve.router.tiers import Tiers
 from serve.router.view import ViewMaker
 from serve.types import CacheTier, RequestStatus
@@ -33,6 +36,8 @@ class Planner:
         batch: Batch,
         ledger: StateLedger,
         admission: Admission,
+        needs: PageNeeds,
+        checkpoints: Checkpointer,
         costs: CostModel,
         pipeline: Pipeline,
         tiers: Tiers,
@@ -51,9 +56,10 @@ class Planner:
         self._pipeline = pipeline
         self._tiers = tiers
         self._statistics = statistics
-        self._growth = 0  # sum of `growth` over the batch
         self._blocked: Blocked | None = None
-        self._views = ViewMaker(scheduler.limits, queue, batch, ledger, admission, costs, tiers)
+        self._checkpoints = checkpoints
+        self._pages = RowPages(ledger, needs)
+        self._views = ViewMaker(scheduler.limits, queue, batch, ledger, needs, checkpoints, costs, pipeline, tiers)
 
     def next_plan(self, send: Callable[[StepPlan], None], now: float) -> bool:
         """Send the next plan, if there is anything to run; True when another call may do more."""
@@ -62,24 +68,27 @@ class Planner:
         if self._batch.needy:
             self._take_pages_of_loads()
         pages_coming = bool(self.departing) or self._tiers.jobs.is_giving_back
-        view = self._views.view(now, self.is_admitting, self._growth, pages_coming, self._blocked)
+        growth = self._pages.growth.total
+        view = self._views.view(now, self.is_admitting, growth, pages_coming, self._blocked)
         schedule = self._scheduler.schedule(view)
         self._blocked = schedule.blocked
         plan = self._carry_out(schedule, now)
+        gave_way = bool(schedule.stalled) and self._tiers.loader.give_way(behind=None)
         if plan is None:
-            return bool(schedule.preemptions) or self._unblock(view, schedule)
+            return bool(schedule.preemptions) or gave_way or self._unblock(view, schedule)
         send(plan)
         return True
 
     def start_loads(self, now: float) -> None:
         """Bring pages of waiting requests in, where that pays."""
         if self.is_admitting and len(self._queue):
-            self._tiers.start_loads(now, self._growth, self._views.computing())
+            self._tiers.start_loads(now, self._pages.growth.total, self._views.computing())
 
     def _take_pages_of_loads(self) -> None:
         """Rows that run come before requests that load."""
         loader = self._tiers.loader
-        while min(self._ledger.room().values()) < len(self._batch.needy) and loader.give_way(behind=None):
+        num_rows = len(self._batch.needy)
+        while self._views.is_short(self._ledger.room(), num_rows) and loader.give_way(behind=None):
             pass
 
     def _unblock(self, view: SchedulerView, schedule: Schedule) -> bool:
@@ -107,23 +116,17 @@ class Planner:
         if not chunks and not self._batch.decoding:
             return None
         leaves, rows, num_decoding = self._batch.take_leaves(), self._batch.snapshot(), len(self._batch.decoding)
-        self._advance_decoding(plan.step)
+        self._advance_decoding(plan)
         for request, count in chunks:
             self._advance_chunk(plan, request, count)
         computed = [(request, request.num_scheduled) for request, _ in chunks]
-        self._pipeline.add(rows, plan.num_prefill_tokens, num_decoding, now, computed)
+        self._pipeline.add(rows, plan.num_prefill_tokens, num_decoding, now, computed, plan.holding)
         self._statistics.num_computed_prompt_tokens += plan.num_prefill_tokens
         return plan.build(leaves, schedule.paused)
 
     def _grant(self, plan: PlanBuilder, row: int, count: int) -> None:
         request = self._batch.request(row)
-        assert request.holding is not None
-        granted = self._ledger.reserve(request.holding, dict.fromkeys(self._ledger.groups, count))
-        assert granted is Reservation.GRANTED, "the scheduler granted pages that are not there"
-        plan.give(row, {group: pages[-count:] for group, pages in request.holding.pages.items()})
-        spent = min(count, request.growth)
-        request.growth -= spent
-        self._growth -= spent
+        self._pages.grant(plan, request, count)
         self._batch.move(request, RowPhase.DECODING)
         self._set_milestone(request)
 
@@ -136,32 +139,27 @@ class Planner:
         for slot, count in schedule.admissions:
             request = waiting[slot]
             load = self._tiers.loader.take(request)
-            request.num_published = load.plan.num_pages if load is not None else self._acquire_match(request)
+            num_pages = load.plan.num_pages if load is not None else self._views.match(request).num_pages
+            self._checkpoints.begin(request, self._views.due(request, num_pages))
+            if load is None:
+                request.holding = self._ledger.acquire(self._views.match(request))
+            request.match = None
+            request.num_published = num_pages
             request.num_known = request.num_tokens
             request.num_scheduled = request.num_published * self._ledger.page_size
             joining.append((request, count, load))
         return joining
 
-    def _acquire_match(self, request: Request) -> int:
-        match = self._views.match(request)
-        request.match = None
-        request.holding = self._ledger.acquire(match)
-        return match.num_pages
-
     def _join(self, plan: PlanBuilder, request: Request, load: Load | None, now: float) -> None:
-        assert request.holding is not None
-        missing = self._admission.pages_for(request.num_known) - request.num_published
-        granted = self._ledger.reserve(request.holding, dict.fromkeys(self._ledger.groups, missing))
-        assert granted is Reservation.GRANTED, "the scheduler admitted a request without room"
+        self._pages.join(request)
         self._queue.discard(request)
-        request.growth = self._admission.expected_growth(request)
-        self._growth += request.growth
         request.held_since = None
         request.num_scored_here = 0
         self._count_admission(request, load)
         self._tiers.joined(request, load, now)
         request.advance(RequestStatus.PREFILLING)
-        plan.join(request, self._batch.join(request))
+        plan.join(request, self._batch.join(request), self._checkpoints.groups)
+        self._pages.pass_restores(plan, request)
 
     def _count_admission(self, request: Request, load: Load | None) -> None:
         if request.cached_tokens is None:
@@ -188,52 +186,58 @@ class Planner:
 
     # --- what the plan just made does to its rows ---
 
-    def _advance_decoding(self, step: int) -> None:
-        reached = []
+    def _advance_decoding(self, plan: PlanBuilder) -> None:
+        reached, step = [], plan.step
         for request in self._batch.decoding.values():
             request.last_step = step
             request.num_scheduled = scheduled = request.num_scheduled + 1
             if scheduled == request.milestone:
                 reached.append(request)
         for request in reached:
-            self.publish_ready(request)
+            self._pages.publish_ready(request)
+            self._end_page(plan, request)
             self._settle_row(request)
 
     def _advance_chunk(self, plan: PlanBuilder, request: Request, count: int) -> None:
+        self._pages.extend(plan, request, count)
         plan.chunk(_row(request), count)
         request.last_step = plan.step
         request.num_scheduled += count
-        self.publish_ready(request)
-        if request.num_scheduled == request.num_known:
-            request.advance(RequestStatus.DECODING)
-            self._settle_row(request)
+        self._pages.publish_ready(request)
+        self._checkpoints.computed_chunk(plan, request)
+        if request.num_scheduled < request.num_known:
+            self._pages.leave_windows(plan, request)
+            return
+        self._end_page(plan, request)
+        request.advance(RequestStatus.DECODING)
+        self._settle_row(request)
+
+    def _end_page(self, plan: PlanBuilder, request: Request) -> None:
+        """All known tokens are computed in this plan, maybe up to a page's end."""
+        self._checkpoints.refresh(plan, request)
+        self._pages.leave_windows(plan, request)
 
     def _settle_row(self, request: Request) -> None:
         """Where a row that has computed all its known tokens belongs for the next plan."""
         if request.num_scheduled + 1 >= request.limit:
             self.depart(request)
-        elif request.num_scheduled == self._capacity(request):
+        elif request.num_scheduled == self._pages.capacity(request):
             self._batch.move(request, RowPhase.NEEDY)
         else:
             self._batch.move(request, RowPhase.DECODING)
             self._set_milestone(request)
 
     def _set_milestone(self, request: Request) -> None:
-        request.milestone = min(self._capacity(request), request.limit - 1)
-
-    def _capacity(self, request: Request) -> int:
-        assert request.holding is not None
-        return min(map(len, request.holding.pages.values())) * self._ledger.page_size
+        """When it needs attention next: at its limit, without a page, and where its state is to be kept."""
+        milestone = min(self._pages.capacity(request), request.limit - 1)
+        if self._checkpoints:
+            size = self._ledger.page_size
+            milestone = min(milestone, (request.num_scheduled // size + 1) * size)
+        request.milestone = milestone
 
     def publish_ready(self, request: Request) -> None:
         """Tell the index of full pages whose plan is sent and whose tokens are known."""
-        full = min(request.num_scheduled, request.num_tokens) // self._ledger.page_size
-        if request.holding is None:
-            return
-        for place in range(request.num_published, full):
-            for group, pages in request.holding.pages.items():
-                self._ledger.publish(group, pages[place], request.names[place])
-        request.num_published = max(request.num_published, full)
+        self._pages.publish_ready(request)
 
     # --- leaving ---
 
@@ -242,8 +246,7 @@ class Planner:
         if request.row is None:
             return
         self._batch.remove(request)
-        self._growth -= request.growth
-        request.growth = 0
+        self._pages.growth.end(request)
         self.departing.append(request)
 
     def _preempt(self, request: Request) -> None:
@@ -269,20 +272,24 @@ class Planner:
         """True while a plan that names it has not ended."""
         return request.last_step > self._pipeline.ended_step
 
-    def give_up_pages(self, request: Request) -> None:
-        """Release all pages of a request that no plan names; those in the index stay there."""
-        if request.holding is not None:
-            self._ledger.release(request.holding)
-            request.holding = None
+    def give_up_pages(self, request: Request) -> bool:
+        """Release all pages of a request that no plan names; those in the index stay there.
+
+        True when its newest state has become a checkpoint.
+        """
+        has_checkpoint = self._checkpoints.settle(request)
+        self._pages.release(request)
+        return has_checkpoint
+
+    def plan_ended(self, record: PlanRecord) -> None:
+        """All ranks have run it: what it was the last to use comes back."""
+        if record.holding is not None:
+            self._ledger.release(record.holding)
 
     def forget_pages(self, request: Request, first: int, even_if_shared: bool) -> None:
         """Take its pages [first, ...) out of the index; pages that others use only when told so."""
-        if request.holding is None:
-            return
-        for group, pages in request.holding.pages.items():
-            for page in pages[first:]:
-                if even_if_shared or self._ledger.groups[group].refs(page) == 1:
-                    self._ledger.forget(group, page)
+        self._checkpoints.cut(request, first)
+        self._pages.forget(request, first, even_if_shared)
 
 
 def _row(request: Request) -> int:

@@ -46,7 +46,9 @@ class Request:
     num_published: leading pages that the prefix index has been told about (its own or another's copy).
     limit: most tokens that it may ever have. milestone: value of num_scheduled at which decoding needs attention.
     last_step: last plan that computes it; it is out of flight once that plan has ended.
-    growth: pages that admission still expects it to ask for.
+    growth: by group, pages that admission still expects it to ask for while it runs.
+    checkpoints_due: boundaries, in tokens and ascending, where its prefill is to keep its state.
+    refreshed: the boundary whose state is in the page that decoding refreshes, 0: none.
     num_scored, num_scored_here: prompt log-probabilities passed on at all, and computed since it joined.
     match, match_version: its last match with the index, and of which version of it.
     held_since, held_tokens: since when it waits for another's prefill, and the tokens whose prefill time it may wait.
@@ -78,7 +80,9 @@ class Request:
     num_published: int = 0
     milestone: int = 0
     last_step: int = -1
-    growth: int = 0
+    growth: dict[str, int] = field(default_factory=dict)
+    checkpoints_due: list[int] = field(default_factory=list)
+    refreshed: int = 0
     row: int | None = None
     holding: Holding | None = None
     finish_reason: FinishReason | None = None

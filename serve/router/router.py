@@ -161,6 +161,7 @@ class Router:
         while (record := engine.pipeline.pop_ended(now)) is not None:
             self.statistics.num_steps += 1
             self.statistics.step_s.observe(record.compute_s)
+            engine.planner.plan_ended(record)
             engine.costs.observe(record.num_prefill_tokens, record.num_decode_rows, record.compute_s, now)
             if record.result is not None:
                 reader.apply(record, record.result, now)

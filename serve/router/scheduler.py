@@ -5,7 +5,7 @@ decision: rows that need a page, rows that are prefilling, requests that wait. S
 here, whatever the size of the batch.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -21,7 +21,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class PageNeed:
-    """A decoding row that cannot go on without `num_pages` more pages in every group."""
+    """A decoding row that cannot go on without `num_pages` more pages in every group that grows."""
 
     row: int
     num_pages: int = 1
@@ -29,11 +29,17 @@ class PageNeed:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """A row whose known tokens [num_scheduled, num_known) are still to be computed."""
+    """A row whose known tokens [num_scheduled, num_known) are still to be computed.
+
+    stop: where the next chunk ends at the latest, None: at `num_known`. ends: by group with a window, the place behind
+    its last page; further ones are taken for a chunk.
+    """
 
     row: int
     num_scheduled: int
     num_known: int
+    stop: int | None = None
+    ends: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +54,24 @@ class Victim:
 class Candidate:
     """A waiting request, matched with the index.
 
-    new_pages: to hold all its known tokens, beyond the match. growth: more that it is expected to ask for. idle_hits:
-    by group, matched pages that are idle and stop being room. wanted_name: name of its next missing page, None when it
-    could not use that page. first_name: name of the first page that it would complete, None when it completes none.
-    held_s, hold_limit_s: how long it waits for another's prefill, and may wait.
+    new_pages: by group, pages that it takes when it joins, beyond the match. growth: more that it is expected to ask
+    for. idle_hits: matched pages that are idle and stop being room. wanted_name: name of its next missing page, None
+    when it could not use that page. first_name: name of the first page that it would complete, None when it completes
+    none. held_s, hold_limit_s: how long it waits for another's prefill, and may wait. stop: where its first chunk ends
+    at the latest, None: at `num_known`.
     """
 
     slot: int
     num_cached: int
     num_known: int
-    new_pages: int
-    growth: int
-    idle_hits: dict[str, int]
+    new_pages: Mapping[str, int]
+    growth: Mapping[str, int]
+    idle_hits: Mapping[str, int]
     wanted_name: bytes | None = None
     first_name: bytes | None = None
     held_s: float = 0.0
     hold_limit_s: float = 0.0
+    stop: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +79,25 @@ class SchedulerView:
     """All that a schedule depends on.
 
     needs, prefilling: oldest request first. candidates: in the order of the queue. victims: in the order of
-    preemption, without the oldest running request. room: pages by group that can be had now. expected_growth: pages
-    that running requests are expected to ask for. computing: names of the pages that prefilling rows compute next.
-    pages_coming: a preempted or ended request gives pages back as soon as its plans have ended.
+    preemption, without the oldest running request. room: pages by group that can be had now. expected_growth: pages by
+    group that running requests are expected to ask for. computing: names of the pages that prefilling rows compute
+    next. pages_coming: a preempted or ended request gives pages back as soon as its plans have ended. leaving: by
+    group, pages that rows have left behind and that come back with the plans in flight. growing: groups that decoding
+    rows need pages of, None: all.
     """
 
     num_decoding: int
     free_rows: int
     room: dict[str, int]
-    expected_growth: int = 0
+    expected_growth: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[PageNeed, ...] = ()
     prefilling: tuple[PrefillRow, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     victims: tuple[Victim, ...] = ()
     computing: Set[bytes] = frozenset()
     pages_coming: bool = False
+    leaving: Mapping[str, int] = field(default_factory=dict)
+    growing: Set[str] | None = None
 
 
 class Blocked(Enum):
@@ -100,9 +112,9 @@ class Blocked(Enum):
 class Schedule:
     """Decisions for one step.
 
-    grants: (row, pages in every group). chunks: (row, count) of rows that prefill already. admissions: (slot, count)
-    of requests that join with a first chunk. paused: decoding rows that sit this step out. preemptions: rows that
-    leave. held: slots that wait for another's prefill.
+    grants: (row, pages in every group that grows). chunks: (row, count) of rows that prefill already. admissions:
+    (slot, count) of requests that join with a first chunk. paused: decoding rows that sit this step out. preemptions:
+    rows that leave. held: slots that wait for another's prefill. stalled: prefilling rows that lack a page of a window.
     """
 
     grants: list[tuple[int, int]] = field(default_factory=list)
@@ -111,6 +123,7 @@ class Schedule:
     chunks: list[tuple[int, int]] = field(default_factory=list)
     admissions: list[tuple[int, int]] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
+    stalled: list[int] = field(default_factory=list)
     blocked: Blocked | None = None
 
 
@@ -127,23 +140,31 @@ class Scheduler:
         self._grant_pages(view, schedule, room)
         num_decoding = view.num_decoding + len(schedule.grants)
         budget = self.limits.batch_max_tokens - num_decoding
-        budget = self._continue_prefills(view, schedule, budget)
-        if not schedule.paused and not schedule.preemptions:
+        self._continue_prefills(view, schedule, room, budget)
+        budget -= sum(count for _, count in schedule.chunks)
+        if not schedule.paused and not schedule.preemptions and not schedule.stalled:
             self._admit(view, schedule, room, budget)
         return schedule
 
     def _grant_pages(self, view: SchedulerView, schedule: Schedule, room: dict[str, int]) -> None:
+        growing = room.keys() if view.growing is None else view.growing
         missing = 0
         for need in view.needs:
-            if not missing and all(free >= need.num_pages for free in room.values()):
+            if not missing and all(room[group] >= need.num_pages for group in growing):
                 schedule.grants.append((need.row, need.num_pages))
-                for group in room:
+                for group in growing:
                     room[group] -= need.num_pages
             else:
                 schedule.paused.append(need.row)
                 missing += need.num_pages
-        if missing and not view.pages_coming:
-            self._preempt(view, schedule, {group: missing - free for group, free in room.items()})
+        if missing:
+            self._make_room(view, schedule, {group: missing - room[group] for group in growing})
+
+    def _make_room(self, view: SchedulerView, schedule: Schedule, missing: dict[str, int]) -> None:
+        """Preempt, unless what is missing comes back anyway."""
+        if view.pages_coming or all(count <= view.leaving.get(group, 0) for group, count in missing.items()):
+            return
+        self._preempt(view, schedule, missing)
 
     @staticmethod
     def _preempt(view: SchedulerView, schedule: Schedule, missing: dict[str, int]) -> None:
@@ -152,6 +173,8 @@ class Scheduler:
         for victim in view.victims:
             if all(count <= 0 for count in missing.values()):
                 return
+            if victim.row in schedule.preemptions:
+                continue
             schedule.preemptions.append(victim.row)
             spared = 0
             if victim.row in schedule.paused:
@@ -160,16 +183,34 @@ class Scheduler:
             for group in missing:
                 missing[group] -= victim.num_pages[group] + spared
 
-    def _continue_prefills(self, view: SchedulerView, schedule: Schedule, budget: int) -> int:
+    def _continue_prefills(self, view: SchedulerView, schedule: Schedule, room: dict[str, int], budget: int) -> None:
+        missing: dict[str, int] = {}
         for row in view.prefilling:
             if budget <= 0:
                 break
             if row.row in schedule.preemptions:
                 continue
-            count = self._chunk(row.num_scheduled, row.num_known, budget)
+            count = self._chunk(row.num_scheduled, row.num_known if row.stop is None else row.stop, budget)
+            if row.ends:
+                count = self._take_window_pages(row, count, room)
+            if count <= 0:
+                schedule.stalled.append(row.row)
+                missing.update((group, 1) for group in row.ends if room[group] <= 0)
+                break  # nobody younger takes what it waits for
             schedule.chunks.append((row.row, count))
             budget -= count
-        return budget
+        if missing:
+            self._make_room(view, schedule, missing)
+            schedule.chunks = [chunk for chunk in schedule.chunks if chunk[0] not in schedule.preemptions]
+
+    def _take_window_pages(self, row: PrefillRow, count: int, room: dict[str, int]) -> int:
+        """As much of a chunk of `count` tokens as the room has pages for, which are taken from it."""
+        size = self.limits.page_size
+        for group, end in row.ends.items():
+            count = min(count, (end + room[group]) * size - row.num_scheduled)
+        for group, end in row.ends.items():
+            room[group] -= max(0, -(-(row.num_scheduled + count) // size) - end)
+        return count
 
     def _chunk(self, start: int, end: int, budget: int) -> int:
         """Tokens of the next chunk; one that is not the last ends at a page boundary when it can."""
@@ -181,7 +222,7 @@ class Scheduler:
 
     def _admit(self, view: SchedulerView, schedule: Schedule, room: dict[str, int], budget: int) -> None:
         computing = set(view.computing)
-        growth = view.expected_growth
+        growth = dict(view.expected_growth)
         free_rows = view.free_rows
         for candidate in view.candidates:
             if candidate.wanted_name in computing and candidate.held_s < candidate.hold_limit_s:
@@ -190,25 +231,27 @@ class Scheduler:
             schedule.blocked = self._blocked(candidate, room, growth, free_rows, budget)
             if schedule.blocked is not None:
                 return
-            count = self._chunk(candidate.num_cached, candidate.num_known, budget)
+            end = candidate.num_known if candidate.stop is None else candidate.stop
+            count = self._chunk(candidate.num_cached, end, budget)
             schedule.admissions.append((candidate.slot, count))
             budget -= count
             free_rows -= 1
-            growth += candidate.growth
             for group in room:
-                room[group] -= candidate.new_pages + candidate.idle_hits[group]
+                growth[group] = growth.get(group, 0) + candidate.growth[group]
+                room[group] -= candidate.new_pages[group] + candidate.idle_hits[group]
             if candidate.first_name is not None:
                 computing.add(candidate.first_name)
 
     @staticmethod
     def _blocked(
-        candidate: Candidate, room: dict[str, int], growth: int, free_rows: int, budget: int
+        candidate: Candidate, room: dict[str, int], growth: Mapping[str, int], free_rows: int, budget: int
     ) -> Blocked | None:
         if free_rows <= 0:
             return Blocked.ROWS
         if budget <= 0:
             return Blocked.BUDGET
-        need = candidate.new_pages + candidate.growth + growth
-        if any(need + candidate.idle_hits[group] > free for group, free in room.items()):
-            return Blocked.PAGES
+        for group, free in room.items():
+            need = candidate.new_pages[group] + candidate.idle_hits[group]
+            if need + candidate.growth[group] + growth.get(group, 0) > free:
+                return Blocked.PAGES
         return None

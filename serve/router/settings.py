@@ -8,6 +8,7 @@ from serve.hashing import PageHasher
 from serve.ipc.child import StartError
 from serve.router.cache_client import ProbePolicy
 from serve.router.cost_model import CostPrior
+from serve.router.page_needs import fewest_pages
 from serve.router.prefix_index import GroupSpec
 
 
@@ -17,7 +18,8 @@ class RouterSettings:
 
     num_servers: HTTP processes, which share the table's slots. num_layers: of the model. max_loading_fraction: of a
     pool, in pages that are being loaded. stores_output: generated pages go to the host too. loads_always: loads are
-    not weighed against recomputing. cache_is_sync: a step waits for the jobs that have begun.
+    not weighed against recomputing. cache_is_sync: a step waits for the jobs that have begun. checkpoint_interval:
+    tokens of a prompt between two checkpoints of states that exist for one boundary only.
     """
 
     epoch: int
@@ -38,6 +40,7 @@ class RouterSettings:
     stores_output: bool = False
     cache_is_sync: bool = False
     loads_always: bool = False
+    checkpoint_interval: int = 2048
     probe: ProbePolicy = field(default_factory=ProbePolicy)
 
 
@@ -64,11 +67,12 @@ class EngineFacts:
         num_pages = {str(group): int(count) for group, count in info["num_pages"].items()}
         specs = tuple(_spec(group, page_size) for group in info.get("groups", ()))
         specs = specs or tuple(GroupSpec(group) for group in num_pages)
-        unsupported = [spec.name for spec in specs if spec.policy is not HitPolicy.ALL_PAGES]
-        if unsupported:
-            raise StartError(f"state groups {', '.join(unsupported)} are not supported yet")
-        if any(num_pages.get(spec.name, 0) < 1 for spec in specs):
-            raise StartError(f"a state group has no pages: {num_pages}")
+        for spec in specs:
+            if num_pages.get(spec.name, 0) < fewest_pages(spec):
+                raise StartError(
+                    f"state group {spec.name} has {num_pages.get(spec.name, 0)} pages in the device pool and needs "
+                    f"{fewest_pages(spec)} at least; give more memory with --max_total_token_num or --mem_fraction"
+                )
         key, namespace = bytes.fromhex(info["key"]), bytes.fromhex(info["namespace"])
         sizes = {str(group["name"]): int(group.get("bytes_per_page", 1)) for group in info.get("groups", ())}
         page_bytes = {spec.name: sizes.get(spec.name, 1) for spec in specs}

@@ -10,7 +10,10 @@ from serve.types import CacheTier, FinishReason
 
 @dataclass(slots=True)
 class RouterStatistics:
-    """Totals since start; all but histograms are plain counters."""
+    """Totals since start; all but histograms are plain counters.
+
+    num_snapshots, num_snapshots_skipped: boundaries whose states became checkpoints, or did not for want of pages.
+    """
 
     num_submitted: int = 0
     num_refused: int = 0
@@ -21,6 +24,8 @@ class RouterStatistics:
     num_dropped_tokens: int = 0
     num_preemptions: int = 0
     num_failed_rows: int = 0
+    num_snapshots: int = 0
+    num_snapshots_skipped: int = 0
     num_steps: int = 0
     num_lost_sends: int = 0
     router_cpu_s: float = 0.0

@@ -5,35 +5,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serve.ipc.messages import JoinRow, StepPlan, StepResult
+from serve.router.holding import Holding
+from serve.router.ledger import StateLedger
 from serve.router.request import Request
 
 Rows = tuple[Request | None, ...]
 
 
 class PlanBuilder:
-    """Collects the changes of one step."""
+    """Collects the changes of one step.
+
+    holding: pages that are given back when the plan has ended, None: there are none.
+    """
 
     def __init__(self, epoch: int, step: int) -> None:
         self.step = step
         self.num_prefill_tokens = 0
+        self.holding: Holding | None = None
         self._plan = StepPlan(epoch, step)
 
-    def join(self, request: Request, row: int) -> None:
-        """The request enters `row` with the pages that it holds now."""
-        assert request.holding is not None
-        pages = {group: list(ids) for group, ids in request.holding.pages.items()}
-        key = request.key
-        self._plan.joins.append(
-            JoinRow(row, key.slot, key.generation, request.num_prompt, request.num_known, request.num_scheduled, pages)
+    def hold(self, ledger: StateLedger) -> Holding:
+        """What this plan is the last to use."""
+        if self.holding is None:
+            self.holding = ledger.open()
+        return self.holding
+
+    def join(self, request: Request, row: int, checkpointed: Sequence[str]) -> None:
+        """The request enters `row` with the pages that it holds now; of `checkpointed` groups with the working page."""
+        holding, key = request.holding, request.key
+        assert holding is not None
+        pages = {group: list(ids[:1] if group in checkpointed else ids) for group, ids in holding.pages.items()}
+        join = JoinRow(
+            row, key.slot, key.generation, request.num_prompt, request.num_known, request.num_scheduled, pages
         )
+        join.first_places, join.restores = dict(holding.first_places), dict(holding.restores)
+        self._plan.joins.append(join)
+
+    def snapshot(self, request: Request, group: str, page: int) -> None:
+        """After the step the request's working page is copied to `page`."""
+        assert request.row is not None
+        self._plan.snapshots.append((request.row, group, page))
 
     def chunk(self, row: int, count: int) -> None:
         """The row computes the next `count` of its known tokens."""
         self._plan.chunks.append((row, count))
         self.num_prefill_tokens += count
 
-    def give(self, row: int, pages: dict[str, list[int]]) -> None:
-        """The row gets more pages."""
+    def give(self, request: Request, pages: dict[str, list[int]]) -> None:
+        """The request's row gets more pages."""
+        row = request.row
+        assert row is not None
         self._plan.new_pages.extend((row, group, ids) for group, ids in pages.items())
 
     def build(self, leaves: list[int], paused: list[int]) -> StepPlan:
@@ -47,7 +68,8 @@ class PlanBuilder:
 class PlanRecord:
     """A plan that was sent. rows: who was in which row when it was made. result: rank 0's answer.
 
-    chunks: who prefills in it, with the known tokens that are computed after it.
+    chunks: who prefills in it, with the known tokens that are computed after it. holding: pages that it is the last to
+    use.
     """
 
     step: int
@@ -57,6 +79,7 @@ class PlanRecord:
     sent_at: float
     waiting: set[int]
     chunks: list[tuple[Request, int]] = field(default_factory=list)
+    holding: Holding | None = None
     result: StepResult | None = None
     compute_s: float = 0.0
 
@@ -96,12 +119,19 @@ class Pipeline:
         num_decode_rows: int,
         now: float,
         chunks: Sequence[tuple[Request, int]] = (),
+        holding: Holding | None = None,
     ) -> None:
         """The plan `next_step` was sent to all ranks."""
         ranks = set(range(self.num_ranks))
-        record = PlanRecord(self.next_step, rows, num_prefill_tokens, num_decode_rows, now, ranks, list(chunks))
+        record = PlanRecord(
+            self.next_step, rows, num_prefill_tokens, num_decode_rows, now, ranks, list(chunks), holding
+        )
         self._in_flight.append(record)
         self.next_step += 1
+
+    def num_leaving(self, group: str) -> int:
+        """Pages of a group that come back with the plans in flight."""
+        return sum(len(record.holding.pages[group]) for record in self._in_flight if record.holding is not None)
 
     def take(self, result: StepResult) -> bool:
         """Note a rank's answer; False when no plan in flight has its step."""

@@ -1,9 +1,8 @@
 """The tiers below the device, as the router sees them: lookups, loads, write-back and flush, behind one door."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from serve.ipc.messages import AcquireReply, ClaimReply, JobAnswer, LeaseLost, Message, ProbeReply
-from serve.router.admission import Admission
 from serve.router.batch import Batch
 from serve.router.cache_client import CacheClient
 from serve.router.cost_model import CostModel
@@ -14,6 +13,7 @@ from serve.router.load import Load, LoadPhase
 from serve.router.load_plan import PlanMaker
 from serve.router.load_policy import LoadPolicy, Surroundings
 from serve.router.loader import Loader
+from serve.router.page_needs import PageNeeds
 from serve.router.queue import WaitingQueue
 from serve.router.request import Request
 from serve.router.settings import EngineFacts, RouterSettings
@@ -33,7 +33,7 @@ class Tiers:
         queue: WaitingQueue,
         batch: Batch,
         ledger: StateLedger,
-        admission: Admission,
+        needs: PageNeeds,
         costs: CostModel,
         pipeline: Pipeline,
         cache: CacheClient,
@@ -46,13 +46,14 @@ class Tiers:
         self.write_back = WriteBack(
             ledger, self.jobs, cache, pipeline, facts.page_bytes, settings.stores_output, statistics.stores
         )
+        self._plans = PlanMaker(ledger, facts.page_bytes)
         self._policy = LoadPolicy(
             queue,
             ledger,
-            admission,
+            needs,
             costs,
             self.loader,
-            PlanMaker(ledger, facts.page_bytes),
+            self._plans,
             settings.max_loading_fraction,
             statistics.loads,
             settings.loads_always,
@@ -86,11 +87,16 @@ class Tiers:
         load = self.loader.get(request)
         return load if load is not None and load.phase is LoadPhase.LOADED else None
 
-    def reserved(self, before: Request) -> int:
-        """Pages that loading requests before this one will ask for."""
-        return self._policy.reserved(before.sort_key) if len(self.loader) else 0
+    def reserved(self, before: Request) -> Mapping[str, int]:
+        """Pages by group that loading requests before this one will ask for."""
+        return self._policy.reserved(before.sort_key) if len(self.loader) else {}
 
-    def start_loads(self, now: float, growth: int, computing: Set[bytes]) -> None:
+    def num_known(self, request: Request) -> int:
+        """Pages of its prefix that the FULL groups have on any tier, whatever a hit needs beside them."""
+        assert request.found is not None
+        return self._plans.num_known(request.names, request.num_tokens, request.found)
+
+    def start_loads(self, now: float, growth: Mapping[str, int], computing: Set[bytes]) -> None:
         """Start what pays."""
         if self._cache.has_manager:
             backlog = sum(row.num_known - row.num_scheduled for row in self._batch.prefilling.values())

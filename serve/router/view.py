@@ -1,12 +1,16 @@
 """The scheduler's view of queue, batch and ledger, made cheaply: what needs no decision is left out."""
 
-from serve.router.admission import Admission
+from collections.abc import Mapping, Set
+
 from serve.router.batch import Batch
+from serve.router.checkpoints import Checkpointer
 from serve.router.cost_model import CostModel
 from serve.router.ledger import PrefixMatch, StateLedger
+from serve.router.page_needs import PageNeeds
 from serve.router.queue import WaitingQueue
 from serve.router.request import Request
 from serve.router.scheduler import Blocked, Candidate, PageNeed, PrefillRow, SchedulerLimits, SchedulerView, Victim
+from serve.router.step_plan import Pipeline
 from serve.router.tiers import Tiers
 from serve.types import RequestStatus
 
@@ -22,50 +26,79 @@ class ViewMaker:
         queue: WaitingQueue,
         batch: Batch,
         ledger: StateLedger,
-        admission: Admission,
+        needs: PageNeeds,
+        checkpoints: Checkpointer,
         costs: CostModel,
+        pipeline: Pipeline,
         tiers: Tiers,
     ) -> None:
         self._limits = limits
         self._queue = queue
         self._batch = batch
         self._ledger = ledger
-        self._admission = admission
+        self._needs = needs
+        self._checkpoints = checkpoints
         self._costs = costs
+        self._pipeline = pipeline
         self._tiers = tiers
+        specs = [group.spec for group in ledger.groups.values()]
+        self._growing = frozenset(spec.name for spec in specs if not spec.has_checkpoints)
+        self._windows = tuple(spec.name for spec in specs if spec.has_window)
         self._no_match = PrefixMatch(0, {group: [] for group in ledger.groups})
 
     def view(
-        self, now: float, is_admitting: bool, expected_growth: int, pages_coming: bool, blocked: Blocked | None
+        self,
+        now: float,
+        is_admitting: bool,
+        expected_growth: Mapping[str, int],
+        pages_coming: bool,
+        blocked: Blocked | None,
     ) -> SchedulerView:
         """The view of this moment. blocked: what the last schedule stopped at."""
         batch = self._batch
         room = self._ledger.room()
         needs = tuple(PageNeed(row) for row, _ in _by_age(batch.needy)) if batch.needy else ()
-        is_short = bool(needs) and not pages_coming and min(room.values()) < len(needs)
+        is_short = not pages_coming and (self.is_short(room, len(needs)) or self._may_stall(room))
         candidates = self._candidates(now, blocked) if is_admitting and len(self._queue) else ()
         return SchedulerView(
             num_decoding=len(batch.decoding),
             free_rows=batch.num_free_rows,
             room=room,
-            expected_growth=expected_growth + self._reserved(candidates),
+            expected_growth=self._with_reserved(expected_growth, candidates),
             needs=needs,
             prefilling=self._prefill_rows() if batch.prefilling else (),
             candidates=candidates,
             victims=self._victims() if is_short else (),
-            computing=self.computing() | self._tiers.coming if candidates else frozenset(),
+            computing=self._arriving() if candidates else frozenset(),
             pages_coming=pages_coming,
+            leaving={group: self._pipeline.num_leaving(group) for group in self._windows},
+            growing=self._growing,
         )
 
-    def _reserved(self, candidates: tuple[Candidate, ...]) -> int:
-        """What requests that load and stand before the first candidate will ask for."""
+    def is_short(self, room: Mapping[str, int], num_rows: int) -> bool:
+        """There are not enough pages for so many decoding rows that need one."""
+        return num_rows > 0 and any(room[group] < num_rows for group in self._growing)
+
+    def _may_stall(self, room: Mapping[str, int]) -> bool:
+        """A prefilling row may lack a page of a window."""
+        return bool(self._windows and self._batch.prefilling) and any(room[group] <= 0 for group in self._windows)
+
+    def _with_reserved(self, growth: Mapping[str, int], candidates: tuple[Candidate, ...]) -> Mapping[str, int]:
+        """Growth, with what requests that load and stand before the first candidate will ask for."""
         if not candidates or not len(self._tiers.loader):
-            return 0
-        return self._tiers.reserved(next(r for r in self._queue if r.key.slot == candidates[0].slot))
+            return growth
+        reserved = self._tiers.reserved(next(r for r in self._queue if r.key.slot == candidates[0].slot))
+        return {group: count + reserved.get(group, 0) for group, count in growth.items()}
 
     def _prefill_rows(self) -> tuple[PrefillRow, ...]:
-        rows = _by_age(self._batch.prefilling)
-        return tuple(PrefillRow(row, r.num_scheduled, r.num_known) for row, r in rows)
+        return tuple(self._prefill_row(row, request) for row, request in _by_age(self._batch.prefilling))
+
+    def _prefill_row(self, row: int, request: Request) -> PrefillRow:
+        stop = request.checkpoints_due[0] if request.checkpoints_due else None
+        holding = request.holding
+        assert holding is not None
+        ends = {group: holding.end(group) for group in self._windows}
+        return PrefillRow(row, request.num_scheduled, request.num_known, stop, ends)
 
     def _victims(self) -> tuple[Victim, ...]:
         youngest_first = self._batch.running()[:0:-1]  # all but the oldest
@@ -76,11 +109,21 @@ class ViewMaker:
         return self._ledger.num_exclusive(request.holding)
 
     def computing(self) -> frozenset[bytes]:
-        """Names of the pages that rows compute next, as far as anybody may wait for them."""
+        """Names of the pages that rows compute next, as far as anybody may wait for them.
+
+        Of a model with checkpoints: of the pages that end where a row will keep its state next.
+        """
         if not self._batch.prefilling or not len(self._queue):
             return frozenset()
         rows = self._batch.prefilling.values()
+        if self._checkpoints:
+            size = self._ledger.page_size
+            return frozenset(r.names[r.checkpoints_due[0] // size - 1] for r in rows if r.checkpoints_due)
         return frozenset(r.names[r.num_published] for r in rows if r.num_published < len(r.names))
+
+    def _arriving(self) -> Set[bytes]:
+        """Names that are worth waiting for: pages that rows compute next, and those that are being loaded."""
+        return self.computing() | self._tiers.coming
 
     def _candidates(self, now: float, blocked: Blocked | None) -> tuple[Candidate, ...]:
         """Waiting requests that this step might admit: no more than could get tokens, one while the pool is full."""
@@ -108,35 +151,66 @@ class ViewMaker:
 
     def _loaded(self, request: Request, num_pages: int) -> Candidate:
         """It holds its prefix already."""
+        due = self.due(request, num_pages)
         return Candidate(
             slot=request.key.slot,
             num_cached=num_pages * self._ledger.page_size,
             num_known=request.num_tokens,
-            new_pages=self._admission.pages_for(request.num_tokens) - num_pages,
-            growth=self._admission.expected_growth(request),
+            new_pages=self._needs.joining(request, num_pages),
+            growth=self._needs.growth(request, num_pages),
             idle_hits=dict.fromkeys(self._ledger.groups, 0),
-            first_name=request.names[num_pages] if num_pages < len(request.names) else None,
+            first_name=self._first_name(request, num_pages, due),
+            stop=self._stop(request, num_pages, due),
         )
 
     def _unloaded(self, request: Request, now: float) -> Candidate:
         match = self.match(request)
-        num_cached = match.num_pages * self._ledger.page_size
-        names = request.names
-        first_name = names[match.num_pages] if match.num_pages < len(names) else None
+        num_pages = match.num_pages
+        due = self.due(request, num_pages)
+        first_name = self._first_name(request, num_pages, due)
+        num_cached = num_pages * self._ledger.page_size
         is_usable = num_cached + self._ledger.page_size < request.num_tokens and not request.wants_prompt_logprobs
         held_s = now - request.held_since if request.held_since is not None else 0.0
         return Candidate(
             slot=request.key.slot,
             num_cached=num_cached,
             num_known=request.num_tokens,
-            new_pages=self._admission.pages_for(request.num_tokens) - match.num_pages,
-            growth=self._admission.expected_growth(request),
+            new_pages=self._needs.joining(request, num_pages),
+            growth=self._needs.growth(request, num_pages),
             idle_hits=self._ledger.num_idle(match),
-            wanted_name=first_name if is_usable else None,
+            wanted_name=self._wanted_name(request, num_pages, first_name) if is_usable else None,
             first_name=first_name,
             held_s=held_s,
             hold_limit_s=self._costs.recompute_s(self.hold_tokens(request), now) if is_usable else 0.0,
+            stop=self._stop(request, num_pages, due),
         )
+
+    def due(self, request: Request, num_pages: int) -> list[int]:
+        """Where its prefill keeps its state, behind a cached prefix of `num_pages` pages."""
+        if not self._checkpoints:
+            return []
+        num_known = self.match(request).num_known
+        if request.found is not None:
+            num_known = max(num_known, self._tiers.num_known(request))
+        return self._checkpoints.due(request.num_tokens, num_pages * self._ledger.page_size, num_known)
+
+    def _stop(self, request: Request, num_pages: int, due: list[int]) -> int | None:
+        if not self._windows and not due:
+            return None
+        return min([self._needs.first_stop(request, num_pages), *due[:1]])
+
+    def _first_name(self, request: Request, num_pages: int, due: list[int]) -> bytes | None:
+        """Name of the first page that others can use once this request has computed it."""
+        if self._checkpoints:
+            return request.names[due[0] // self._ledger.page_size - 1] if due else None
+        return request.names[num_pages] if num_pages < len(request.names) else None
+
+    def _wanted_name(self, request: Request, num_pages: int, first_name: bytes | None) -> bytes | None:
+        """The page to wait for, if it comes: the next one, or any where a state is being kept."""
+        if not self._checkpoints:
+            return first_name
+        arriving, usable = self._arriving(), (request.num_tokens - 1) // self._ledger.page_size
+        return next((name for name in request.names[num_pages:usable] if name in arriving), first_name)
 
     def hold_tokens(self, request: Request) -> int:
         """How long waiting for another's prefill may last, in tokens of prefill: until recomputing would be done.

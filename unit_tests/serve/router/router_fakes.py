@@ -328,7 +328,7 @@ class Harness:
         assert not self.router.has_work()
         assert not self.router.requests
         assert all(group.num_used == 0 for group in self.ledger.groups.values())
-        assert self.router.engine.planner._growth == 0
+        assert not any(self.router.engine.planner._pages.growth.total.values())
         for client in self.clients.values():
             assert (client.is_released, len(client.finishes)) == (True, 1), client
 

@@ -56,8 +56,14 @@ def test_groups_without_bytes_need_no_transfer():
 
 
 def test_a_cut_plan_loads_no_more_than_it_may_and_keeps_device_pages():
-    plan = LoadPlan(8, 1, {"full": [1, 2, 5, 6]})
-    assert plan.cut({"full": 9}) == plan
-    assert plan.cut({"full": 2}) == LoadPlan(5, 1, {"full": [1, 2]})
-    assert plan.cut({"full": 0}) is None
-    assert plan.cut({"full": -1}) is None
+    ledger, plans = make()
+    held = store(ledger, "abcdefgh").pages["full"]
+    for place in (1, 2, 5, 6):
+        ledger.forget("full", held[place])
+    names, found = names_of("abcdefgh"), Found({"full": 0b01100110}, {})
+    plan = plans.plan(names, 8 * PAGE + 1, found)
+    assert plan == LoadPlan(8, 1, {"full": [1, 2, 5, 6]})
+    assert plans.cut(plan, names, found, {"full": 9}) == plan
+    assert plans.cut(plan, names, found, {"full": 2}) == LoadPlan(5, 1, {"full": [1, 2]})
+    assert plans.cut(plan, names, found, {"full": 0}) is None
+    assert plans.cut(plan, names, found, {"full": -1}) is None

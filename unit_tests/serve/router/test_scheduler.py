@@ -1,6 +1,7 @@
 """Decisions of the scheduler, one view at a time."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -23,12 +24,20 @@ LIMITS = SchedulerLimits(batch_max_tokens=64, chunked_prefill_size=32, page_size
 
 
 def schedule(limits: SchedulerLimits = LIMITS, **fields) -> Schedule:
-    view = SchedulerView(**{"num_decoding": 0, "free_rows": 8, "room": {"full": 100}, **fields})
-    return Scheduler(limits).schedule(view)
+    values = {"num_decoding": 0, "free_rows": 8, "room": {"full": 100}, **fields}
+    values["expected_growth"] = in_all(values["room"], values.get("expected_growth", 0))
+    return Scheduler(limits).schedule(SchedulerView(**values))
+
+
+def in_all(groups: Iterable[str], count: int | dict[str, int]) -> dict[str, int]:
+    """A number for each group: its own, or one for all."""
+    return count if isinstance(count, dict) else dict.fromkeys(groups, count)
 
 
 def candidate(slot: int = 0, num_known: int = 10, **fields) -> Candidate:
     values = {"num_cached": 0, "new_pages": -(-num_known // PAGE), "growth": 0, "idle_hits": {"full": 0}, **fields}
+    for field in ("new_pages", "growth"):
+        values[field] = in_all(values["idle_hits"], values[field])
     return Candidate(slot=slot, num_known=num_known, **values)
 
 
@@ -156,3 +165,56 @@ def test_a_schedule_depends_on_its_view_alone():
     assert scheduler.schedule(view) == scheduler.schedule(view)
     with pytest.raises(dataclasses.FrozenInstanceError):
         view.free_rows = 3
+
+
+# --- several groups ---
+
+
+def test_only_groups_that_grow_are_asked_for_pages_of_decoding_rows():
+    room = {"full": 2, "window": 1, "state": 0}
+    result = schedule(room=room, needs=(PageNeed(1), PageNeed(2)), growing={"full", "window"}, pages_coming=True)
+    assert (result.grants, result.paused) == ([(1, 1)], [2])
+
+
+def test_a_victim_must_give_back_what_is_missing():
+    victims = (Victim(7, {"full": 5, "window": 0}), Victim(6, {"full": 0, "window": 1}))
+    result = schedule(room={"full": 3, "window": 0}, needs=(PageNeed(1),), victims=victims)
+    assert result.preemptions == [7, 6]
+
+
+def test_window_pages_that_plans_in_flight_give_back_are_waited_for():
+    victims = (Victim(7, {"full": 5, "window": 5}),)
+    fields = {"room": {"full": 3, "window": 0}, "needs": (PageNeed(1),), "victims": victims}
+    assert schedule(**fields, leaving={"window": 1}).preemptions == []
+    assert schedule(**fields, leaving={"full": 1}).preemptions == [7]
+
+
+def test_a_chunk_ends_where_a_checkpoint_is_due():
+    assert schedule(prefilling=(PrefillRow(0, 0, 100, stop=16),)).chunks == [(0, 16)]
+    assert schedule(prefilling=(PrefillRow(0, 16, 100, stop=96),)).chunks == [(0, 32)]
+    assert schedule(candidates=(candidate(0, 30, stop=16),)).admissions == [(0, 16)]
+
+
+def test_a_chunk_is_as_long_as_there_are_window_pages():
+    row = PrefillRow(0, 16, 100, ends={"window": 1})
+    assert schedule(room={"full": 9, "window": 9}, prefilling=(row,)).chunks == [(0, 32)]
+    assert schedule(room={"full": 9, "window": 1}, prefilling=(row,)).chunks == [(0, 16)]
+    assert schedule(room={"full": 0, "window": 0}, prefilling=(PrefillRow(0, 16, 20, ends={"window": 2}),)).chunks
+
+
+def test_a_row_without_window_pages_stalls_those_behind_it_and_preempts_the_youngest():
+    rows = (PrefillRow(0, 16, 100, ends={"window": 1}), PrefillRow(1, 0, 32, ends={"window": 2}))
+    victims = (Victim(1, {"full": 2, "window": 2}),)
+    fields = {"room": {"full": 9, "window": 0}, "prefilling": rows, "victims": victims, "candidates": (candidate(3),)}
+    fields["candidates"] = (candidate(3, idle_hits={"full": 0, "window": 0}),)
+    result = schedule(**fields)
+    assert (result.stalled, result.preemptions, result.chunks, result.admissions) == ([0], [1], [], [])
+    assert schedule(**fields, leaving={"window": 1}).preemptions == []
+
+
+def test_each_group_decides_by_its_own_need():
+    needs = {"new_pages": {"full": 4, "state": 3}, "growth": {"full": 2, "state": 0}}
+    waiting = candidate(0, 64, **needs, idle_hits={"full": 0, "state": 1})
+    assert schedule(room={"full": 6, "state": 4}, candidates=(waiting,)).admissions
+    assert schedule(room={"full": 6, "state": 3}, candidates=(waiting,)).blocked is Blocked.PAGES
+    assert schedule(room={"full": 5, "state": 4}, candidates=(waiting,)).blocked is Blocked.PAGES

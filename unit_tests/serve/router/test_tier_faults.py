@@ -176,9 +176,7 @@ def test_rows_that_run_take_pages_from_loads():
     running = harness.submit(prompt_of(10, 7), max_tokens=150)
     harness.deliver()
     harness.router.engine.admission.estimate.fraction = 0.05
-    harness.router.engine.planner._growth = 0
-    request = harness.router.requests[running.slot]
-    request.growth = 0
+    harness.router.engine.planner._pages.growth.end(harness.router.requests[running.slot])
     loading = harness.submit(prompt_of(90), max_tokens=2)
     for _ in range(2):
         harness.deliver_to_manager()
