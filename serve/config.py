@@ -43,6 +43,7 @@ class ServeConfig(BaseModel):
     cpu_cache_token_page_size: int = Field(
         64, ge=16, le=256, multiple_of=16, description="tokens a page, in every tier; a multiple of 16"
     )
+    checkpoint_interval: int = Field(2048, ge=1, description="prompt tokens between kept states of recurrent layers")
     enable_cpu_cache: bool = Field(False, description="keep finished prompt pages in CPU memory too")
     cpu_cache_storage_size: float | None = Field(
         None, gt=0, description="GiB of CPU memory for pages; default: 2, with --enable_cpu_cache"

@@ -44,6 +44,7 @@ def router_settings(config: ResolvedConfig, model: dict[str, Any], epoch: int) -
         stores_output=serve.cpu_cache_store_output,
         cache_is_sync=serve.cpu_cache_sync,
         loads_always=serve.cpu_cache_load_policy == "always",
+        checkpoint_interval=serve.checkpoint_interval,
     )
 
 
