@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface import AttentionBatch, KernelBackend
+from kernels.reference import ReferenceBackend
 from kernels.triton_kernels.paged_decode import paged_decode
 from kernels.triton_kernels.paged_prefill import paged_prefill
 from kernels.triton_kernels.rms_norm import rms_norm
@@ -12,7 +13,13 @@ from kernels.triton_kernels.silu_and_mul import silu_and_mul
 
 
 class CudaBackend(KernelBackend):
-    """Runs the contract with Triton; bfloat16 and float32. float32 products never use tf32 (torch's default)."""
+    """Runs the contract with Triton; bfloat16 and float32. float32 products never use tf32 (torch's default).
+
+    Windows and sinks are plain torch, one sequence after the other.
+    """
+
+    def __init__(self) -> None:
+        self._plain = ReferenceBackend()
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return F.embedding(token_ids, table)
@@ -62,8 +69,16 @@ class CudaBackend(KernelBackend):
         return rope_and_store(qkv, cos_sin, kv_layer, batch, num_q_heads, q_norm, k_norm, eps)
 
     def paged_attention(
-        self, q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float
+        self,
+        q: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if window or sinks is not None:
+            return self._plain.paged_attention(q, kv_layer, batch, scale, window, sinks)
         out = torch.empty_like(q)
         if batch.max_query_len > 1:
             paged_prefill(q, kv_layer, batch, scale, out)

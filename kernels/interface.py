@@ -141,11 +141,19 @@ class KernelBackend(StateOps, ABC):
 
     @abstractmethod
     def paged_attention(
-        self, q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float
+        self,
+        q: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of the packed queries q [T, Hq, D] over their sequences' pages, new tokens included
         (`rope_and_store` ran before). Query head h reads kv head h // (Hq / Hkv). Softmax in float32.
-        kv_layer as in `rope_and_store`. -> [T, Hq, D]. No Python loop over sequences."""
+        kv_layer as in `rope_and_store`. window: keys that a query sees, its own among them (0: all); pages that lie
+        whole below a step's windows are not read. sinks float32 [Hq]: a logit of each query head that takes its share
+        of the softmax and has no value. -> [T, Hq, D]. No Python loop over sequences."""
 
     @abstractmethod
     def moe_mlp(

@@ -93,28 +93,52 @@ class ReferenceBackend(KernelBackend):
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
     def paged_attention(
-        self, q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float
+        self,
+        q: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(q)
         starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
         for index, context_len in enumerate(contexts):
             rows = slice(starts[index], starts[index + 1])
+            positions = batch.positions[rows]
+            first = max(0, int(positions[0]) + 1 - window) // batch.page_size if window else 0
             num_pages = -(-context_len // batch.page_size)
-            pages = kv_layer[batch.page_table[index, :num_pages].long()]  # [pages, Hkv, 2, P, D]
-            keys, values = pages.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :context_len]  # [Hkv, context, D] each
-            out[rows] = self._attend(q[rows], keys, values, batch.positions[rows], scale)
+            pages = kv_layer[batch.page_table[index, first:num_pages].long()]  # [pages, Hkv, 2, P, D]
+            count = context_len - first * batch.page_size
+            keys, values = pages.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :count]  # [Hkv, count, D] each
+            out[rows] = self._attend(q[rows], keys, values, positions - first * batch.page_size, scale, window, sinks)
         return out
 
     def _attend(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        positions: torch.Tensor,
+        scale: float,
+        window: int,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """One sequence: q [t, Hq, D] at `positions` over keys and values [Hkv, context, D] -> [t, Hq, D]."""
         wide = _wide(q)
         group = q.shape[1] // keys.shape[0]
         keys, values = (x.to(wide.dtype).repeat_interleave(group, dim=0) for x in (keys, values))
         scores = torch.einsum("thd,hsd->hts", wide, keys) * scale
-        hidden = torch.arange(keys.shape[1], device=q.device) > positions[:, None]  # [t, context]
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        places = torch.arange(keys.shape[1], device=q.device)
+        hidden = places > positions[:, None]  # [t, context]
+        if window:
+            hidden |= places <= positions[:, None] - window
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            column = sinks.to(wide.dtype).view(-1, 1, 1).expand(-1, len(q), 1)
+            weights = torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+        else:
+            weights = scores.softmax(dim=-1)
         return torch.einsum("hts,hsd->thd", weights, values).to(q.dtype)
 
     def moe_mlp(

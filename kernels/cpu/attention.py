@@ -14,6 +14,7 @@ from kernels.cpu.ir import F32, I32, I64, Function, Value, vector
 from kernels.cpu.jit import Target
 from kernels.cpu.vectors import Element, exp2, first_lanes, fma, reduce_add, reduce_max, transpose, zeros
 
+LOG2_E = 1.4426950408889634
 HIDDEN = -1.0e30  # score of a key that a query must not see; finite, so that no infinities are subtracted
 PREFETCH_LEVEL = 2  # into the second-level cache: the first has too few misses in flight
 
@@ -35,7 +36,8 @@ class Tiles:
     out: Value  # [rows, D] float32, not yet divided by the sums
     maxima: Value  # [rows] float32
     sums: Value  # [rows, lanes] float32, lanes not yet added
-    limits: Value  # [rows] int32, first key that the row does not see
+    limits: Value  # [rows] int32, first key behind those that the row sees
+    floors: Value  # [rows] int32, first key that the row sees
     keys: Value  # [D / pack, key_block] words
     values: Value  # [key_block / pack, D] words
     weights: Value  # [row tile, key_block] model dtype
@@ -77,6 +79,7 @@ def _make_tiles(f: Function, e: Element, a: Arguments, head_dim: int) -> Tiles:
         maxima=f.stack(MAX_ROWS * 4),
         sums=f.stack(MAX_ROWS * lanes * 4),
         limits=f.stack(MAX_ROWS * 4),
+        floors=f.stack(MAX_ROWS * 4),
         keys=f.stack(-(-head_dim // e.block) * lanes * block * 4),
         values=f.stack(block // e.pack * head_dim * 4),
         weights=f.stack(row_tile(e.target) * block * size),
@@ -105,11 +108,12 @@ def _emit_item(t: Tiles, item: dict[str, Value]) -> None:
     rows = item["num_queries"] * a.group
     _load_queries(t, item)
     first_limit = f.minimum(item["first_position"] + 1, item["end_key"])
+    last_floor = item["first_position"] + item["num_queries"] - a.window
     with f.loop(item["first_key"], item["end_key"], t.key_block) as key:
         groups = (f.minimum(item["end_key"] - key, t.key_block) + (t.lanes - 1)) // t.lanes
         with f.loop(0, groups) as group:
             _pack_group(t, item, key, group)
-        needs_mask = key + t.key_block > first_limit
+        needs_mask = (key + t.key_block > first_limit) | (key < last_floor)
         later = _later_block(t, item, key)
         _for_row_tiles(t, rows, lambda row, count: _update_rows(t, row, count, key, groups, needs_mask, later))
     with f.if_(item["num_parts"] < 2):
@@ -136,16 +140,29 @@ def _load_queries(t: Tiles, item: dict[str, Value]) -> None:
     f, a = t.f, t.a
     with f.loop(0, item["num_queries"]) as token:
         source = a.q + (((item["first_query"] + token) * a.num_kv_heads + item["head"]) * a.group) * t.row_bytes
-        limit = f.cast("trunc", f.minimum(item["first_position"] + token + 1, item["end_key"]), I32)
+        end = item["first_position"] + token + 1
+        limit = f.cast("trunc", f.minimum(end, item["end_key"]), I32)
+        floor = f.cast("trunc", end - a.window, I32)
         with f.loop(0, a.group) as member:
             row = token * a.group + member
             f.store(limit, t.limits + row * 4)
+            f.store(floor, t.floors + row * 4)
             f.store(f.const(HIDDEN, F32), t.maxima + row * 4)
             f.store(zeros(f, t.lanes), t.sums + row * (t.lanes * 4))
+            _begin_with_sink(t, item, member, row)
             for d in range(0, t.head_dim, 8):
                 block = f.load(source + member * t.row_bytes + d * t.e.size, vector(8, "i16" if t.e.is_bf16 else F32))
                 f.store(block, t.q + row * t.row_bytes + d * t.e.size)
                 f.store(zeros(f, 8), t.out + (row * t.head_dim + d) * 4)
+
+
+def _begin_with_sink(t: Tiles, item: dict[str, Value], member: Value, row: Value) -> None:
+    """The first part of a row's keys begins with the sink, as a key of weight 1 without a value."""
+    f, a = t.f, t.a
+    with f.if_((a.sinks > 0) & item["slot"].equals(item["first_slot"])):
+        sink = f.load(a.sinks + (item["head"] * a.group + member) * 4, F32)
+        f.store(sink * LOG2_E, t.maxima + row * 4)
+        f.store(f.const(1.0, F32), t.sums + row * (t.lanes * 4))
 
 
 # Packing
@@ -255,9 +272,12 @@ def _softmax_row(t: Tiles, row: Value, index: int, scores: list[Value], key: Val
     f, e, lanes = t.f, t.e, t.lanes
     masked = [f.var(score) for score in scores]
     with f.if_(needs_mask):
-        limit = f.splat(f.load(t.limits + row * 4, I32) - f.cast("trunc", key, I32), lanes)
+        first = f.cast("trunc", key, I32)
+        limit = f.splat(f.load(t.limits + row * 4, I32) - first, lanes)
+        floor = f.splat(f.load(t.floors + row * 4, I32) - first, lanes)
         for v, score in enumerate(masked):
-            score.set(f.select(f.iota(lanes) + v * lanes < limit, score.get(), HIDDEN))
+            place = f.iota(lanes) + v * lanes
+            score.set(f.select((place < limit) & (place >= floor), score.get(), HIDDEN))
     scores = [score.get() for score in masked]
     highest = reduce_max(f, f.maximum(f.maximum(scores[0], scores[1]), f.maximum(scores[2], scores[3])))
     old = f.load(t.maxima + row * 4, F32)

@@ -13,6 +13,7 @@ from kernels.cpu.runtime import Runtime, check_same_layout, is_bf16
 from kernels.interface import AttentionBatch
 
 _MAX_CHUNKS = 16_000
+_NO_WINDOW = 1 << 30
 _LOG2_E = math.log2(math.e)
 
 
@@ -107,7 +108,13 @@ class AttentionOps:
         return q
 
     def paged_attention(
-        self, q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float
+        self,
+        q: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `KernelBackend.paged_attention`."""
         runtime, bf16 = self._runtime, is_bf16(q)
@@ -120,6 +127,8 @@ class AttentionOps:
                 f"attention needs head_dim and page_size in multiples of 16 and at most {MAX_ROWS} query heads a kv "
                 f"head, got {head_dim}, {batch.page_size} and {group}"
             )
+        if sinks is not None and (sinks.dtype is not torch.float32 or sinks.shape != (num_q_heads,)):
+            raise ValueError(f"sinks must be float32 of {num_q_heads} query heads, got {sinks.dtype} {sinks.shape}")
         if known.num_tokens != num_tokens:
             raise ValueError(f"{num_tokens} queries for a batch of {known.num_tokens} tokens")
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -139,6 +148,8 @@ class AttentionOps:
             group,
             batch.page_size,
             float_bits(scale * _LOG2_E),
+            window or _NO_WINDOW,
+            0 if sinks is None else sinks.data_ptr(),
             runtime.scratch("items", max_items * ITEM_BYTES),
             runtime.scratch("counters", slots * 8),
             runtime.scratch("workspace", slots * slot_bytes(head_dim)),

@@ -30,6 +30,8 @@ ATTENTION_ARGS = (
     "group",  # query heads of a kv head
     "page_size",
     "scale",  # times log2(e)
+    "window",  # keys that a query sees; more than any context without one
+    "sinks",  # float32 by query head; 0: none
     "items",
     "counters",  # finished parts of each split block of queries
     "workspace",
@@ -68,7 +70,12 @@ class Queries:
     first: Value  # packed token
     count: Value
     position: Value  # of the first
+    first_key: Value  # that any of them sees, at a multiple of the lanes
     end_key: Value
+
+    @property
+    def num_keys(self) -> Value:
+        return self.end_key - self.first_key
 
 
 def build_plan(target: Target, name: str) -> Function:
@@ -81,7 +88,7 @@ def build_plan(target: Target, name: str) -> Function:
         with f.loop(0, a.num_sequences) as sequence:
             _start, length, _context = _sequence(f, a, sequence)
             with f.if_((length.equals(1)) if decode else (length > 1)):
-                for_each_block = _query_blocks(f, a, sequence)
+                for_each_block = _query_blocks(f, target, a, sequence)
                 with for_each_block as block:
                     _emit_items(f, target, a, sequence, block, part_keys, num_items, num_slots, num_counters)
     f.store(num_items.get(), f.args[0] + 8 * ATTENTION_ARGS.index("num_items"))
@@ -98,8 +105,8 @@ def _sequence(f: Function, a: Arguments, sequence: Value) -> tuple[Value, Value,
 class _query_blocks:
     """Loop over a sequence's blocks of queries, last block first."""
 
-    def __init__(self, f: Function, a: Arguments, sequence: Value) -> None:
-        self._f, self._a = f, a
+    def __init__(self, f: Function, target: Target, a: Arguments, sequence: Value) -> None:
+        self._f, self._a, self._lanes = f, a, target.lanes
         self._start, self._length, self._context = _sequence(f, a, sequence)
         count = (self._length + a.tokens_per_item - 1) // a.tokens_per_item
         self._count, self._loop = count, f.loop(0, count)
@@ -109,7 +116,9 @@ class _query_blocks:
         offset = index * self._a.tokens_per_item
         count = self._f.minimum(self._length - offset, self._a.tokens_per_item)
         position = self._context - self._length + offset
-        return Queries(self._start + offset, count, position, position + count)
+        first_key = self._f.maximum(position + 1 - self._a.window, 0)
+        first_key = first_key - first_key % self._lanes
+        return Queries(self._start + offset, count, position, first_key, position + count)
 
     def __exit__(self, *_: object) -> None:
         self._loop.__exit__(None, None, None)
@@ -118,9 +127,9 @@ class _query_blocks:
 def _part_keys(f: Function, target: Target, a: Arguments) -> Value:
     """Keys of an item: all of them, unless there are too few blocks of queries to keep all threads busy."""
     blocks, keys = f.var(0), f.var(0)
-    with f.loop(0, a.num_sequences) as sequence, _query_blocks(f, a, sequence) as block:
+    with f.loop(0, a.num_sequences) as sequence, _query_blocks(f, target, a, sequence) as block:
         blocks.set(blocks.get() + a.num_kv_heads)
-        keys.set(keys.get() + block.end_key * a.num_kv_heads)
+        keys.set(keys.get() + block.num_keys * a.num_kv_heads)
     wanted = a.num_threads * PARTS_PER_THREAD
     share = f.maximum(keys.get() // wanted + 1, MIN_PART_KEYS)
     is_enough = f.cast("zext", blocks.get() >= wanted, I64) | f.cast("zext", a.num_threads < 2, I64)
@@ -140,13 +149,13 @@ def _emit_items(
 ) -> None:
     """The parts of one block of queries for every kv head; parts begin at multiples of the lanes."""
     lanes = target.lanes
-    wanted = (block.end_key + part_keys - 1) // part_keys
-    keys = ((block.end_key + wanted - 1) // wanted + (lanes - 1)) // lanes * lanes
-    parts = (block.end_key + keys - 1) // keys
+    wanted = (block.num_keys + part_keys - 1) // part_keys
+    keys = ((block.num_keys + wanted - 1) // wanted + (lanes - 1)) // lanes * lanes
+    parts = (block.num_keys + keys - 1) // keys
     with f.loop(0, a.num_kv_heads) as head:
         first_slot, counter = num_slots.get(), num_counters.get()  # type: ignore[attr-defined]
         with f.loop(0, parts) as part:
-            first_key = part * keys
+            first_key = block.first_key + part * keys
             words = (
                 sequence,
                 head,

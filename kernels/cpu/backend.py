@@ -116,9 +116,15 @@ class CpuBackend(KernelBackend):
         return self._attention.rope_and_store(qkv, cos_sin, kv_layer, batch, num_q_heads, q_norm, k_norm, eps)
 
     def paged_attention(
-        self, q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float
+        self,
+        q: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._attention.paged_attention(q, kv_layer, batch, scale)
+        return self._attention.paged_attention(q, kv_layer, batch, scale, window, sinks)
 
     def moe_mlp(
         self,

@@ -58,6 +58,36 @@ def test_sharp_and_large_scores(backend: CpuBackend, generator: torch.Generator,
     _compare(backend, case, 40 * randn(generator, 51, 6, 64, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 16, 37, 128, 1000])
+def test_windows_and_sinks(backend: CpuBackend, generator: torch.Generator, dtype: torch.dtype, window: int) -> None:
+    """Pages that lie whole below the windows of a sequence's queries hold NaN, and their ids point far outside."""
+    shape = {"num_kv_heads": 2, "head_dim": 64, "page_size": 16}
+    for contexts, queries in BATCHES.values():
+        case = paged_case(generator, contexts, queries, dtype=dtype, is_filled=True, **shape)
+        q = randn(generator, sum(queries), 6, 64, dtype=dtype)
+        sinks = 3 * torch.randn(6, generator=generator)
+        for row, (context, new) in enumerate(zip(contexts, queries, strict=True)):
+            first = max(0, context - new + 1 - window) // 16
+            case.pool[case.batch.page_table[row, :first].long()] = float("nan")
+            case.batch.page_table[row, :first] = 2**30
+        for some in (None, sinks):
+            wide = (q.double(), case.kv_layer.double(), case.batch, 0.125, window, some)
+            expected = ORACLE.paged_attention(*wide)
+            assert_close(backend.paged_attention(q, case.kv_layer, case.batch, 0.125, window, some), expected)
+
+
+def test_a_large_sink_takes_all_and_a_small_one_nothing(backend: CpuBackend, generator: torch.Generator) -> None:
+    case = paged_case(
+        generator, [300], [2], dtype=torch.float32, is_filled=True, num_kv_heads=1, head_dim=32, page_size=16
+    )
+    q = randn(generator, 2, 2, 32, dtype=torch.float32)
+    plain = backend.paged_attention(q, case.kv_layer, case.batch, 1.0)
+    out = backend.paged_attention(q, case.kv_layer, case.batch, 1.0, 0, torch.tensor([500.0, -500.0]))
+    assert out[:, 0].abs().max() < 1e-30
+    assert_close(out[:, 1], plain[:, 1], 1e-6)
+
+
 def test_a_query_does_not_depend_on_chunking(backend: CpuBackend, generator: torch.Generator) -> None:
     shape = {"num_kv_heads": 1, "head_dim": 64, "page_size": 64, "dtype": torch.float32}
     whole = paged_case(generator, [200], [200], is_filled=True, **shape)  # type: ignore[arg-type]
