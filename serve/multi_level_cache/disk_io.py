@@ -10,7 +10,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,13 +49,13 @@ class SegmentFile:
         if os.fstat(self._fd).st_size != size:
             os.ftruncate(self._fd, size)
 
-    def read(self, buffer: Bytes, offset: int) -> None:
-        """Fill an aligned buffer. Raises OSError."""
-        self._whole(os.preadv(self._fd, [buffer], offset), buffer)  # type: ignore[list-item]
+    def read(self, buffers: Sequence[Bytes], offset: int) -> None:
+        """Fill aligned buffers, one behind the other. Raises OSError."""
+        self._whole(os.preadv(self._fd, buffers, offset), sum(map(len, buffers)))  # type: ignore[arg-type]
 
     def write(self, buffer: Bytes, offset: int) -> None:
         """Write an aligned buffer. Raises OSError."""
-        self._whole(os.pwritev(self._fd, [buffer], offset), buffer)  # type: ignore[list-item]
+        self._whole(os.pwritev(self._fd, [buffer], offset), len(buffer))  # type: ignore[list-item]
 
     def sync(self) -> None:
         """What was written survives a crash of the machine. Raises OSError."""
@@ -71,9 +71,9 @@ class SegmentFile:
         os.close(self._fd)
 
     @staticmethod
-    def _whole(count: int, buffer: Bytes) -> None:
-        if count != len(buffer):
-            raise ShortTransferError(errno.EIO, f"{count} of {len(buffer)} bytes")
+    def _whole(count: int, num_bytes: int) -> None:
+        if count != num_bytes:
+            raise ShortTransferError(errno.EIO, f"{count} of {num_bytes} bytes")
 
 
 @dataclass(order=True)

@@ -9,14 +9,10 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from serve.ipc.wakeup import Wakeup
-from serve.multi_level_cache.checksum import object_checksums, unit_seeds
 from serve.multi_level_cache.disk_adoption import Adoption, AdoptionEnd, FoundObjects, FoundSegments
 from serve.multi_level_cache.disk_committer import (
     Adopt,
@@ -37,12 +33,12 @@ from serve.multi_level_cache.disk_index import DiskIndex
 from serve.multi_level_cache.disk_io import IoPool, SegmentFile, aligned
 from serve.multi_level_cache.disk_room import DiskOptions, DiskRoom
 from serve.multi_level_cache.disk_space import DiskObject
+from serve.multi_level_cache.disk_transfers import DiskTransfers, Moved, Read
 from serve.multi_level_cache.fault_injector import FaultInjector
 from serve.multi_level_cache.faulty_disk import FaultyFile, FaultyIndex
 from serve.multi_level_cache.object_format import ObjectFormat
 from serve.multi_level_cache.page_state import PageKey, TierTicket
 from serve.multi_level_cache.secondary_tier import (
-    Bytes,
     Checksums,
     LoadRequest,
     SecondaryTier,
@@ -51,24 +47,12 @@ from serve.multi_level_cache.secondary_tier import (
     TransferOutcome,
     TransferResult,
 )
-from serve.multi_level_cache.statistics import TRANSFER_BOUNDS_S, AgeHistogram
+from serve.multi_level_cache.statistics import AgeHistogram, TransferMeter
 
 LAST_USE_PERIOD_S = 60.0
 MAX_HUNG = 2
-_LOAD, _STORE = 0, 1
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Moved:
-    """An I/O thread has ended a transfer."""
-
-    ticket: TierTicket
-    target: DiskObject
-    outcome: TransferOutcome
-    is_load: bool
-    error: str = ""
 
 
 class DiskTier(SecondaryTier):
@@ -96,19 +80,18 @@ class DiskTier(SecondaryTier):
         self._evicted_unseen: list[Callable[[DiskObject], bool]] = []  # of what is not adopted yet
         self._pending: dict[PageKey, DiskObject] = {}  # stores in progress
         self._used: set[DiskObject] = set()
-        self._events: queue.SimpleQueue[_Moved | Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Moved | Event] = queue.SimpleQueue()
         self._results: list[TransferResult] = []
         self._evicted: list[PageKey] = []
         self._wakeup = Wakeup()
         self._counts: Counter[str] = Counter()
         self._health = DiskHealth(self._counts, clock)
-        self._begun: dict[TierTicket, float] = {}
+        self._loads, self._stores = TransferMeter(), TransferMeter()
         self._eviction_ages = AgeHistogram()
-        self._times = {_LOAD: AgeHistogram(TRANSFER_BOUNDS_S), _STORE: AgeHistogram(TRANSFER_BOUNDS_S)}
-        self._bytes = {_LOAD: 0, _STORE: 0}
         self._flushed_at = clock()
         self._is_closed = False
-        self._pool = IoPool(options.num_threads, max(form.object_bytes for form in formats))
+        pool = IoPool(options.num_threads, max(form.object_bytes for form in formats))
+        self._transfers = DiskTransfers(pool, self._tell, self._submit)
 
         self._committer = DiskCommitter(self._open_index, self._tell)
 
@@ -171,14 +154,14 @@ class DiskTier(SecondaryTier):
             **segments,
             "objects_bytes": self._space.num_bytes,
             "leaving": self.num_leaving(),
-            "queued": self._pool.num_queued,
-            "in_flight": len(self._begun),
+            "queued": self._transfers.num_queued,
+            "in_flight": len(self._loads) + len(self._stores),
             "is_paused": self._health.is_paused,
             "is_adopted": self._is_adopted,
-            "bytes_loaded": self._bytes[_LOAD],
-            "bytes_stored": self._bytes[_STORE],
-            "load_times": self._times[_LOAD].as_data(),
-            "store_times": self._times[_STORE].as_data(),
+            "bytes_loaded": self._loads.num_bytes,
+            "bytes_stored": self._stores.num_bytes,
+            "load_times": self._loads.times.as_data(),
+            "store_times": self._stores.times.as_data(),
             "eviction_ages": self._eviction_ages.as_data(),
         }
 
@@ -209,27 +192,8 @@ class DiskTier(SecondaryTier):
             return
         target = DiskObject(request.key, request.root, *place, request.checksums, self._clock())
         self._pending[request.key] = target
-        self._begun[request.ticket] = time.monotonic()
-        file = self._room.files[target.segment]
-        self._pool.submit(
-            _STORE,
-            lambda buffer: self._write(request, target, file, buffer[:slot_bytes]),
-            lambda: self._tell(_Moved(request.ticket, target, TransferOutcome.REFUSED, is_load=False)),
-        )
-
-    def _write(self, request: StoreRequest, target: DiskObject, file: SegmentFile, buffer: Bytes) -> None:
-        """On an I/O thread: check, write, and hand over to the committer."""
-        np.concatenate(request.views, out=buffer[: request.form.object_bytes])
-        buffer[request.form.object_bytes :] = 0
-        try:
-            if not _matches(request.form, request.key, buffer, request.checksums):
-                self._tell(_Moved(request.ticket, target, TransferOutcome.CORRUPT, is_load=False))
-                return
-            file.write(buffer, target.slot * len(buffer))
-        except OSError as error:
-            self._tell(_Moved(request.ticket, target, TransferOutcome.FAILED, is_load=False, error=str(error)))
-            return
-        self._submit(CommitStore(request.ticket, target, file))
+        self._stores.begin(request.ticket)
+        self._transfers.submit_write(request, target, self._room.files[target.segment], slot_bytes)
 
     # --- loads -----------------------------------------------------------------------------------------------------
 
@@ -240,32 +204,13 @@ class DiskTier(SecondaryTier):
             return
         self.touch([request.key])
         target.num_readers += 1
-        self._begun[request.ticket] = time.monotonic()
-        file, slot_bytes = self._room.files[target.segment], self._space.segments[target.segment].row.slot_bytes
-        self._pool.submit(
-            _LOAD,
-            lambda buffer: self._read(request, target, file, buffer[:slot_bytes]),
-            lambda: self._tell(_Moved(request.ticket, target, TransferOutcome.REFUSED, is_load=True)),
-        )
-
-    def _read(self, request: LoadRequest, target: DiskObject, file: SegmentFile, buffer: Bytes) -> None:
-        """On an I/O thread: read, check, copy into the views."""
-        try:
-            file.read(buffer, target.slot * len(buffer))
-        except OSError as error:
-            self._tell(_Moved(request.ticket, target, TransferOutcome.FAILED, is_load=True, error=str(error)))
-            return
-        outcome = TransferOutcome.CORRUPT
-        if _matches(request.form, request.key, buffer, target.checksums):
-            outcome, start = TransferOutcome.DONE, 0
-            for view in request.views:
-                view[:] = buffer[start : start + len(view)]
-                start += len(view)
-        self._tell(_Moved(request.ticket, target, outcome, is_load=True))
+        self._loads.begin(request.ticket)
+        slot_bytes = self._space.segments[target.segment].row.slot_bytes
+        self._transfers.submit_read(Read(request, target, self._room.files[target.segment], slot_bytes))
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: _Moved | Event) -> None:
+    def _tell(self, event: Moved | Event) -> None:
         """From any thread to the manager's."""
         self._events.put(event)
         self._wakeup.set()
@@ -277,7 +222,7 @@ class DiskTier(SecondaryTier):
                 event = self._events.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(event, _Moved):
+            if isinstance(event, Moved):
                 self._on_read(event) if event.is_load else self._on_not_written(event)
             elif isinstance(event, Committed):
                 self._on_committed(event)
@@ -312,7 +257,7 @@ class DiskTier(SecondaryTier):
     def _is_evicted_unseen(self, each: DiskObject) -> bool:
         return any(is_wanted(each) for is_wanted in self._evicted_unseen)
 
-    def _on_read(self, event: _Moved) -> None:
+    def _on_read(self, event: Moved) -> None:
         target = event.target
         target.num_readers -= 1
         self._counts[f"loads_{event.outcome.value}"] += 1
@@ -326,15 +271,15 @@ class DiskTier(SecondaryTier):
             self._evicted.append(target.key)
         elif target.is_cancelled and not target.num_readers:
             self._room.delete_rows([target])
-        self._measure(_LOAD, event.ticket, target, event.outcome is TransferOutcome.DONE)
+        self._loads.end(event.ticket, self._bytes_of(target) if event.outcome is TransferOutcome.DONE else None)
         self._finish(event.ticket, event.outcome, target.checksums)
 
-    def _on_not_written(self, event: _Moved) -> None:
+    def _on_not_written(self, event: Moved) -> None:
         target = event.target
         del self._pending[target.key]
         self._space.give_back([(target.segment, target.slot)])
         self._counts[f"stores_{event.outcome.value}"] += 1
-        self._measure(_STORE, event.ticket, target, is_done=False)
+        self._stores.end(event.ticket, None)
         if event.outcome is TransferOutcome.FAILED:
             self._health.on_error(f"a write failed: {event.error}")
         self._finish(event.ticket, event.outcome)
@@ -357,7 +302,7 @@ class DiskTier(SecondaryTier):
         target = command.target
         del self._pending[target.key]
         self._counts["stores_done" if is_done else "stores_failed"] += 1
-        self._measure(_STORE, command.ticket, target, is_done)
+        self._stores.end(command.ticket, self._bytes_of(target) if is_done else None)
         if not is_done:
             self._space.give_back([(target.segment, target.slot)])
         elif target.is_cancelled:
@@ -368,12 +313,8 @@ class DiskTier(SecondaryTier):
             return
         self._finish(command.ticket, TransferOutcome.REFUSED if is_done else TransferOutcome.FAILED)
 
-    def _measure(self, direction: int, ticket: TierTicket, target: DiskObject, is_done: bool) -> None:
-        """A transfer has ended, the wait for a thread included; only those that are done count as times."""
-        began = self._begun.pop(ticket, None)
-        if is_done and began is not None:
-            self._times[direction].observe(time.monotonic() - began)
-            self._bytes[direction] += self._formats[target.key.group].object_bytes
+    def _bytes_of(self, target: DiskObject) -> int:
+        return self._formats[target.key.group].object_bytes
 
     def _finish(self, ticket: TierTicket, outcome: TransferOutcome, checksums: Checksums | None = None) -> None:
         if checksums is None or outcome is not TransferOutcome.DONE:
@@ -410,11 +351,11 @@ class DiskTier(SecondaryTier):
     # --- trouble and housekeeping ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        hung = self._pool.num_hung(self._options.hang_s)
+        hung = self._transfers.num_hung(self._options.hang_s)
         if hung >= MAX_HUNG:
             self._health.turn_off(f"{hung} reads or writes hang")
         if not self._is_serving:
-            self._pool.refuse_queued()
+            self._transfers.refuse_queued()
         if self._clock() - self._flushed_at >= LAST_USE_PERIOD_S:
             self._flush_last_use()
 
@@ -431,14 +372,8 @@ class DiskTier(SecondaryTier):
         self._is_closed = True
         self._flush_last_use()
         deadline = time.monotonic() + timeout_s
-        is_idle = self._pool.close(timeout_s)
+        is_idle = self._transfers.close(timeout_s)
         is_idle &= self._committer.close(max(0.0, deadline - time.monotonic()))
         if is_idle:  # otherwise a thread still uses the files; the end of the process closes them
             self._room.close()
         self._lock.release()
-
-
-def _matches(form: ObjectFormat, key: PageKey, data: Bytes, checksums: Checksums) -> bool:
-    """Are these the bytes that the checksums were made of, for this page and group?"""
-    seeds = unit_seeds([key.name], form.group_index, form.unit_bytes)[0]
-    return bool((object_checksums(data, form.unit_bytes, seeds) == checksums).all())

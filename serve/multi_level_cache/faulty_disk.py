@@ -22,15 +22,15 @@ class FaultyFile(SegmentFile):
         super().__init__(path, size)
         faults.reach("disk.after_segment_file")
 
-    def read(self, buffer: Bytes, offset: int) -> None:
+    def read(self, buffers: Sequence[Bytes], offset: int) -> None:
         self._faults.reach("disk.before_pread")
         rule = self._suffer("disk.pread")
         if rule is not None and rule.action is FaultAction.SHORT:
-            super().read(_first_half(buffer), offset)
+            super().read([_first_half(buffers[0])], offset)
             raise ShortTransferError(errno.EIO, "half of the bytes, by an injected fault")
-        super().read(buffer, offset)
+        super().read(buffers, offset)
         if rule is not None and rule.action is FaultAction.BITFLIP:
-            self._faults.flip_bit(buffer)
+            self._faults.flip_bit(buffers[-1])
         self._faults.reach("disk.after_pread")
 
     def write(self, buffer: Bytes, offset: int) -> None:

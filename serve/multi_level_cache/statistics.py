@@ -1,11 +1,13 @@
 """Counters of the host tier, as plain data for the control plane and the metrics."""
 
+import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve.multi_level_cache.page_state import DropReason
+from serve.multi_level_cache.page_state import DropReason, TierTicket
 
 AGE_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
 TRANSFER_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -27,6 +29,30 @@ class AgeHistogram:
     def as_data(self) -> dict[str, Any]:
         """Bounds, counts (one more than bounds) and the sum of times."""
         return {"bounds_s": list(self.bounds_s), "counts": list(self.counts), "total_s": self.total_s}
+
+
+class TransferMeter:
+    """Times of one direction's transfers from submission to end, and bytes of those that went well."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun: dict[TierTicket, float] = {}
+        self.times = AgeHistogram(TRANSFER_BOUNDS_S)
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def begin(self, ticket: TierTicket) -> None:
+        """It was submitted."""
+        self._begun[ticket] = self._clock()
+
+    def end(self, ticket: TierTicket, num_bytes: int | None) -> None:
+        """It has ended; only what went well has bytes, and counts."""
+        began = self._begun.pop(ticket, None)
+        if began is not None and num_bytes is not None:
+            self.times.observe(self._clock() - began)
+            self.num_bytes += num_bytes
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import sqlite3
@@ -36,9 +35,9 @@ def disk_tokens(server: CacheServer, prompts: list[Tokens], attempts: int = 4) -
 
 def kill_all(server: CacheServer) -> None:
     """SIGKILL to every process at once."""
-    processes = [*server.server.children(), psutil.Process(server.server.process.pid)]
+    processes = [psutil.Process(server.server.process.pid), *server.server.children()]
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
     server.server.process.wait(10)
     psutil.wait_procs(processes, 5)
@@ -61,18 +60,30 @@ def test_restarts_over_tp_sizes(start_tiers: Start, tmp_path: Path):
         server.check_clean()
 
 
+KILLS = ("disk.after_pwrite:kill:n=9", "disk.before_commit:kill:n=4", "disk.before_promotion:kill:n=12")
+"""Every point, many times, by `test_kill_points.py` of the unit tests; here what the whole server makes of a few."""
+
+
 def test_kills_of_everything_under_load(start_tiers: Start, tmp_path: Path):
     prompts, disk = make_trees(8, 6, "killed"), tmp_path / "pages"
-    for moment in (0.3, 1.5):
-        with start_tiers("--max_total_token_num", "2048", disk=disk, host_pages=200) as server:
+    for rule in KILLS:
+        flags = ("--max_total_token_num", "2048", "--fault_inject", rule)
+        with start_tiers(*flags, disk=disk, host_pages=200) as server:
             with Load(server, prompts) as load:
-                time.sleep(moment + random.random() / 2)
+                wait_for_line(server, f"killed at {rule.split(':')[0]}")
                 kill_all(server)
             assert load.wrong == []
     with start_tiers(disk=disk) as server:
         answers = server.check_all(prompts, 16)
         assert any(answer.disk for answer in answers)
         server.check_clean()
+
+
+def wait_for_line(server: CacheServer, line: str, deadline_s: float = 30.0) -> None:
+    deadline = time.monotonic() + deadline_s
+    while line not in server.server.log_path.read_text():
+        assert time.monotonic() < deadline, f"{line!r} was not logged"
+        time.sleep(0.01)
 
 
 def damage_objects(disk: Path) -> None:
