@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 import serve
+from serve.errors import LaunchError
 from serve.ipc.messages import ChildStart, Message, Progress
 from serve.ipc.pipe import MessagePipe, PipeClosedError
 from serve.ipc.process_control import GROUP_SIGNALS
@@ -66,7 +67,10 @@ class ChildProcess:
 
     @classmethod
     def spawn(cls, spec: ChildSpec, config_json: bytes, model: dict[str, object]) -> "ChildProcess":
-        """Start the child and hand it ChildStart. Call from the main thread: the child dies with its thread."""
+        """Start the child and hand it ChildStart. Raises LaunchError when the system gives no process.
+
+        Call from the main thread: the child dies with its thread.
+        """
         pipe, theirs = MessagePipe.pair(SEND_TIMEOUT_S)
         # The child inherits the mask and ignores these signals before it unblocks them, so that a Ctrl-C at any moment
         # reaches only the launcher.
@@ -79,6 +83,9 @@ class ChildProcess:
                     pass_fds=[theirs.fileno(), *spec.fds.values()],
                     env=_environment(spec),
                 )
+        except OSError as error:
+            pipe.close()
+            raise LaunchError(f"{spec.name} cannot be started: {error}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         child = cls(spec, process, pipe)

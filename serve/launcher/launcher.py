@@ -24,7 +24,7 @@ from serve.ipc.messages import (
     ServerDown,
 )
 from serve.ipc.request_table import RequestTable, TableShape
-from serve.launcher.arena import arena_fds, count_host_pages, make_arena, make_key
+from serve.launcher.arena import arena_fds, count_tier_pages, make_arena, make_key
 from serve.launcher.child_process import ChildProcess, ChildSpec, ChildStatus
 from serve.launcher.children import Children
 from serve.launcher.engine_group import ENGINE_ROLES, EngineGroup, EngineState
@@ -127,8 +127,8 @@ class Launcher:
         assert self._facts is not None
         workers = self._children.living("worker")
         phases = self._launch.phases | worker_phases(workers) | {"all processes": time.monotonic() - now}
-        host_pages = count_host_pages(self._arena, self._config, self._launch.model)
-        print(format_summary(self._config, self._facts, workers, host_pages, phases, self._url), flush=True)
+        tier_pages = count_tier_pages(self._arena, self._config, self._launch.model)
+        print(format_summary(self._config, self._facts, workers, tier_pages, phases, self._url), flush=True)
 
     def _pump(self) -> None:
         self._events.run_once(TICK_S if self._is_settled() else TICK_S / 10)
@@ -178,6 +178,8 @@ class Launcher:
     # --- what children say -------------------------------------------------------------------------------------------
 
     def _on_message(self, child: ChildProcess, message: Message) -> None:
+        if self._is_stopping:
+            return  # who has just become ready is being stopped
         handler = self._handlers.get(type(message))
         if handler is None:
             logger.error("%s sent an unexpected %s", child.name, type(message).__name__)

@@ -8,6 +8,9 @@ from serve.launcher.child_process import ChildProcess
 from serve.launcher.engine_info import EngineFacts
 from serve.launcher.model_facts import GroupFacts
 
+TierPages = Mapping[str, Mapping[str, int]]
+"""Pages by tier ("host", "disk") and state group; a tier that is off is missing."""
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -23,11 +26,11 @@ def format_summary(
     config: ResolvedConfig,
     facts: EngineFacts,
     workers: Sequence[ChildProcess],
-    host_pages: Mapping[str, int],
+    tier_pages: TierPages,
     phases: dict[str, float],
     url: str,
 ) -> str:
-    """Model, state groups, pages and tokens a tier (host_pages by group), memory plan, time by phase (seconds), URL."""
+    """Model, URL, state groups with pages and tokens of each tier, memory plan, time by phase (seconds)."""
     lines = [
         f"Varve serves {config.model_name} at {url}",
         f"  model    {config.model_path}, {config.data_type} on {config.device}, tp {config.serve.tp}, "
@@ -37,10 +40,10 @@ def format_summary(
     ]
     for group in facts.groups:
         device = _format_tier("device", group, facts.num_pages[group.name])
-        host = _format_tier("host", group, host_pages.get(group.name, 0))
+        lower = (_format_tier(tier, group, tier_pages.get(tier, {}).get(group.name, 0)) for tier in ("host", "disk"))
         lines.append(
             f"  state    {group.name} ({group.kind}): {format_bytes(group.bytes_per_page)} a page of "
-            f"{group.page_tokens} tokens; {device}; {host}; disk 0 pages"
+            f"{group.page_tokens} tokens; {'; '.join((device, *lower))}"
         )
     if facts.copy_bytes_per_s:
         speeds = (f"{name} {format_bytes(speed)}/s" for name, speed in facts.copy_bytes_per_s.items())

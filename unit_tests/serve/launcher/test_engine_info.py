@@ -100,10 +100,10 @@ def test_the_router_believes_the_probe_until_it_has_measured() -> None:
     assert CostPrior(**info["prior"]) == CostPrior(load_bytes_per_s=2e9)
 
 
-def test_the_summary_counts_the_host_tier() -> None:
+def test_the_summary_counts_the_tiers() -> None:
     facts = EngineFacts(b"n", [FULL], {"full": 3}, 16, {"load": 2**30})
-    text = format_summary(config(None, 16), facts, [], {"full": 5}, {}, "url")
-    assert "device 3 pages, 48 tokens, 300 B; host 5 pages, 80 tokens, 500 B; disk 0 pages" in text
+    text = format_summary(config(None, 16), facts, [], {"host": {"full": 5}, "disk": {"full": 9}}, {}, "url")
+    assert "device 3 pages, 48 tokens, 300 B; host 5 pages, 80 tokens, 500 B; disk 9 pages, 144 tokens, 900 B" in text
     assert "copies   load 1.0 GiB/s" in text
     without = format_summary(config(None, 16), EngineFacts(b"n", [FULL], {"full": 3}, 16, {}), [], {}, {}, "url")
     assert "host 0 pages; disk 0 pages" in without
