@@ -69,14 +69,9 @@ class Inbox(_Owned):
         return self._drain()
 
     def add_wakeup(self, fd: int) -> None:
-        """`receive` also returns (with what it has, maybe nothing) when `fd` becomes readable."""
+        """`receive` also returns (with what it has, maybe nothing) when `fd` is readable. Keep `fd` open as long."""
         self._check_owner()
         self._poller.register(fd, zmq.POLLIN)
-
-    def remove_wakeup(self, fd: int) -> None:
-        """Undo `add_wakeup`."""
-        self._check_owner()
-        self._poller.unregister(fd)
 
     async def receive_async(self) -> list[Message]:
         """asyncio variant of `receive`: waits for at least one message."""

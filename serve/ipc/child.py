@@ -33,6 +33,9 @@ ROLE_MODULES = {
     "worker": "serve.model_infer.process",
 }
 
+# The launcher sends ChildStart with the spawn; who waits longer has none.
+START_TIMEOUT_S = 60.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -96,7 +99,7 @@ class ParentPipe:
             logger.debug("the launcher is gone")
 
     def receive(self) -> list[Message]:
-        """Messages that have come (EngineUp, EngineDown, ServerDown, StopChild); never blocks."""
+        """Messages that have come since the last call, ChildStart apart; never blocks."""
         self._wakeup.clear()
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
@@ -138,10 +141,11 @@ def run_child(role: str, index: int, fd: int) -> int:
     """Run one child to its end; gives the exit code."""
     become_child(f"varve-{role}-{index}")
     parent = ParentPipe(fd)
-    start = parent.receive_start(timeout_s=60)
-    context = make_context(role, index, start, parent)
-    log.set_up(f"{role}-{index}", context.config.serve.log_level)
+    log.set_up(f"{role}-{index}", "info")  # until the config tells
     try:
+        start = parent.receive_start(START_TIMEOUT_S)
+        context = make_context(role, index, start, parent)
+        log.set_up(f"{role}-{index}", context.config.serve.log_level)
         module = importlib.import_module(start.module or ROLE_MODULES[role])
         module.main(context)
     except StartError as error:

@@ -127,8 +127,9 @@ class ControlServer:
         try:
             return call.reply.result(timeout_s)
         except TimeoutError:
-            call.reply.cancel()
-            return _failure(f"{self.name} was too busy to run {name!r} within {timeout_s:g} s")
+            if call.reply.cancel():
+                return _failure(f"{self.name} was too busy to run {name!r} within {timeout_s:g} s")
+            return _failure(f"{self.name} runs {name!r} for more than {timeout_s:g} s, and goes on with it")
         except CancelledError:
             return _failure(f"{self.name} is closing")
 

@@ -44,10 +44,14 @@ class Segment:
         """Make and stamp a zeroed segment. Raises OSError when the kernel refuses."""
         size = HEADER_BYTES + payload_bytes
         fd = os.memfd_create(f"varve-{kind.magic.decode()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, size)
-        # An attacher must never be able to shrink what others have mapped (they would get SIGBUS).
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        segment = cls(fd, mmap.mmap(fd, size))
+        try:
+            os.ftruncate(fd, size)
+            # An attacher must never be able to shrink what others have mapped (they would get SIGBUS).
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            segment = cls(fd, mmap.mmap(fd, size))
+        except (OSError, OverflowError):
+            os.close(fd)
+            raise
         segment._header[0] = (kind.magic, kind.version, size, generation)
         return segment
 

@@ -41,7 +41,7 @@ class ProgressReporter:
             from tqdm import tqdm  # only on a terminal
 
             self.close()
-            self._bar = tqdm(desc=phase, unit="B", unit_scale=True, leave=False, file=sys.stderr)
+            self._bar = tqdm(desc=phase, unit="", unit_scale=True, leave=False, file=sys.stderr)
             self._bar_phase = phase
         self._bar.total = total
         self._bar.n = done
