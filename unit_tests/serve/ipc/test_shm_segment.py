@@ -54,6 +54,13 @@ def test_attach_leaves_every_byte_as_it_was() -> None:
     assert os.pread(created.fd, created.size, 0) == before
 
 
+def test_a_segment_that_cannot_be_had_leaves_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match=r"Cannot allocate memory|File too large|Invalid argument"):
+        Segment.create(KIND, 1 << 62)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_no_attacher_can_shrink_the_segment() -> None:
     created = Segment.create(KIND, 4096)
     with pytest.raises(PermissionError):

@@ -1,6 +1,5 @@
 """Staying up: every process is killed, and children outlive no launcher. Tests share one server; order is free."""
 
-import time
 from typing import Any
 
 import psutil
@@ -18,7 +17,6 @@ def test_an_engine_that_loses_a_member_restarts_under_the_next_epoch(served: Any
     before = served.control("status")
     epoch, old = before["epoch"], engine_pids(served)
     assert len(old) == 3
-    killed_at = time.monotonic()
     served.kill_child(role, index)
     downs = [served.wait_event("EngineDown", "httpserver", index=server, fact_epoch=epoch)[0] for server in (0, 1)]
     # All of the group are gone before anybody is told: from then on nobody can touch memory.
@@ -27,7 +25,6 @@ def test_an_engine_that_loses_a_member_restarts_under_the_next_epoch(served: Any
     served.wait_event("EngineDown", "cache", fact_epoch=epoch)
     for role_told in ("httpserver", "cache", "router"):
         served.wait_event("EngineUp", role_told, fact_epoch=epoch + 1)
-    assert time.monotonic() - killed_at < 10
     assert {event["restarts"] for event in served.events("start", "worker", epoch=epoch + 1)} == {epoch}
     status = served.control("status")
     assert (status["epoch"], status["state"], status["engine_restarts"]) == (epoch + 1, "up", epoch)
@@ -71,11 +68,9 @@ def test_children_end_by_themselves_when_the_launcher_is_killed_and_the_next_one
     first.wait_event("start", "router")
     children = first.descendants()
     assert len(children) == 4
-    killed_at = time.monotonic()
     first.process.kill()
     first.process.wait()
     wait_for(lambda: not any(is_alive(child) for child in children), "children end")
-    assert time.monotonic() - killed_at < 1
     assert first.run_dir.exists()
     second = start("--run_dir", str(first.run_dir)).wait_ready()
     assert second.stop() == 0
