@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.torch_ops import causal_conv as conv
-from kernels.torch_ops import compressor, delta_rule, latent_attention, sparse_attention
+from kernels.torch_ops import compressor, delta_rule, experts, latent_attention, paging, rotary, sparse_attention
 
 if TYPE_CHECKING:
     from kernels.interface import AttentionBatch
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 class StateOps:
     """Latent attention, gated delta rule, causal convolution, compressed attention."""
+
+    def store_rows(self, leaf: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, batch: "AttentionBatch") -> None:
+        """Row rows[t] of token t's sequence in leaf [pages, rows a page, D] becomes values[t]; rows int64 [T]."""
+        paging.store_rows(leaf, rows, values, batch)
+
+    def rotate_tail(self, x: torch.Tensor, cos_sin: torch.Tensor, *, inverse: bool = False) -> torch.Tensor:
+        """Rotate the last 2R dimensions of x [T, heads, D] by neighbouring pairs; cos_sin float32 [T, 2R] of the tokens
+        (R cosines, then R sines). inverse: by the negative angles. Fresh tensor of x's dtype."""
+        return rotary.rotate_tail(x, cos_sin, inverse=inverse)
+
+    def rotate_tail_halves(self, x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+        """The same with pairs (i, i + R) of those dimensions, as llama has them."""
+        return rotary.rotate_tail_halves(x, cos_sin)
 
     def latent_attention(
         self, q: torch.Tensor, latent: torch.Tensor, kv_b: torch.Tensor, batch: "AttentionBatch", scale: float
@@ -81,6 +94,18 @@ class StateOps:
         (overlap only): leaves float32 [pages, 3, D] of the unfinished window and of the one after; zero means empty.
         """
         return compressor.compress(values, gates, ratio, state, ahead, state_pages, batch)
+
+    def limited_moe_mlp(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        gate_up_weights: torch.Tensor,
+        down_weights: torch.Tensor,
+        limit: float,
+    ) -> torch.Tensor:
+        """`moe_mlp` of `kernels.interface` with gates of at most limit, and the other half within [-limit, limit]."""
+        return experts.limited_moe_mlp(x, expert_ids, expert_weights, gate_up_weights, down_weights, limit)
 
     def select_entries(
         self,

@@ -6,6 +6,7 @@ Free of torch: launcher, router and HTTP processes read it too.
 """
 
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,23 @@ class RopeConfig:
     frequency_factors: tuple[float, ...] | None = None
 
 
+class ExpertScore(Enum):
+    """What a router makes of its logits: SQRT_SOFTPLUS is sqrt(log(1 + e^x))."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    SQRT_SOFTPLUS = "sqrtsoftplus"
+
+
 @dataclass(frozen=True)
 class MoeConfig:
-    """Mixture of experts: layer i has experts if it is not in dense_layers and (i + 1) % sparse_step == 0."""
+    """Mixture of experts: layer i has experts if it is not in dense_layers and (i + 1) % sparse_step == 0.
+
+    num_groups, top_groups: experts are chosen out of the best top_groups of num_groups equal ranges. has_correction: a
+    bias by expert is added for choosing alone. routed_scale: factor on the weights of chosen experts.
+    shared_intermediate_size: of an expert for all tokens (0: none), which a gate of its own weights if has_shared_gate.
+    limit: bound on the pre-activations of experts. hash_layers: those whose experts are looked up by token id.
+    """
 
     num_experts: int
     top_k: int
@@ -51,6 +66,15 @@ class MoeConfig:
     norm_topk_prob: bool
     sparse_step: int = 1
     dense_layers: tuple[int, ...] = ()
+    score: ExpertScore = ExpertScore.SOFTMAX
+    num_groups: int = 1
+    top_groups: int = 1
+    has_correction: bool = False
+    routed_scale: float = 1.0
+    shared_intermediate_size: int = 0
+    has_shared_gate: bool = False
+    limit: float | None = None
+    hash_layers: tuple[int, ...] = ()
 
     def is_sparse(self, layer: int) -> bool:
         """Whether `layer` has experts instead of one dense MLP."""
@@ -61,6 +85,7 @@ class MoeConfig:
 class MlaConfig:
     """Multi-head latent attention (DeepSeek-V2). q_lora_rank None: queries are projected directly.
 
+    is_interleaved: whether the rotation turns neighbouring pairs of dimensions, or those of the two halves.
     index_head_dim: of a lightning indexer's keys, 0 without one.
     """
 
@@ -69,6 +94,7 @@ class MlaConfig:
     qk_nope_head_dim: int
     v_head_dim: int
     q_lora_rank: int | None = None
+    is_interleaved: bool = True
     index_head_dim: int = 0
 
 
@@ -191,6 +217,10 @@ def check_config(config: ModelConfig, where: str) -> ModelConfig:
         raise ModelError(f"{where}: head_dim {config.head_dim} does not suit rotary embeddings")
     if config.moe is not None and min(config.moe.intermediate_size, config.moe.sparse_step) < 1:
         raise ModelError(f"{where}: intermediate size and step of the experts must be positive")
+    if config.moe is not None and config.moe.num_experts % config.moe.num_groups:
+        raise ModelError(f"{where}: {config.moe.num_experts} experts make no {config.moe.num_groups} equal groups")
+    if config.moe is not None and not 0 < config.moe.top_groups <= config.moe.num_groups:
+        raise ModelError(f"{where}: {config.moe.top_groups} of {config.moe.num_groups} groups of experts is impossible")
     if config.moe is not None and not 0 < config.moe.top_k <= config.moe.num_experts:
         raise ModelError(f"{where}: {config.moe.top_k} of {config.moe.num_experts} experts a token is impossible")
     return config

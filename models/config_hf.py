@@ -4,6 +4,7 @@ from pathlib import Path
 
 from models.config import ModelConfig, MoeConfig, check_config
 from models.errors import ModelError
+from models.hf_families import FAMILY_READERS
 from models.hf_fields import HfFields, read_json
 from models.hf_rope import read_rope
 from models.registry import family_of
@@ -49,6 +50,8 @@ def read_hf_config(directory: Path) -> ModelConfig:
         bos_token_id=fields.number("bos_token_id") if fields.get("bos_token_id") is not None else None,
         dtype=_dtype(fields),
     )
+    if family in FAMILY_READERS:
+        config = FAMILY_READERS[family](fields, config)
     return check_config(config, str(path))
 
 

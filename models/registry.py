@@ -6,6 +6,8 @@ from types import ModuleType
 from models.errors import ModelError
 
 _FAMILIES = {
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",

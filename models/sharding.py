@@ -11,7 +11,7 @@ _GRANULE = 32
 
 @dataclass(frozen=True)
 class Sharding:
-    """One rank's half-open ranges: heads, columns of the MLP and of each expert, rows of the vocabulary.
+    """One rank's half-open ranges: heads, columns of the MLP, of each expert and of the shared one, vocabulary rows.
 
     vocab_widths: number of vocabulary rows of every rank.
     """
@@ -23,6 +23,7 @@ class Sharding:
     expert: tuple[int, int]
     vocab: tuple[int, int]
     vocab_widths: list[int]
+    shared_expert: tuple[int, int] = (0, 0)
 
 
 def shard_model(config: ModelConfig, size: int, rank: int) -> Sharding:
@@ -32,6 +33,7 @@ def shard_model(config: ModelConfig, size: int, rank: int) -> Sharding:
     except ValueError as error:
         raise ModelError(f"--tp {size} is too large for this model: {error}") from None
     vocab = [_split(config.vocab_size, size, r) for r in range(size)]
+    shared = config.moe.shared_intermediate_size if config.moe else 0
     return Sharding(
         rank=rank,
         size=size,
@@ -40,6 +42,7 @@ def shard_model(config: ModelConfig, size: int, rank: int) -> Sharding:
         expert=_split(config.moe.intermediate_size, size, rank) if config.moe else (0, 0),
         vocab=vocab[rank],
         vocab_widths=[end - start for start, end in vocab],
+        shared_expert=_split(shared, size, rank) if shared else (0, 0),
     )
 
 

@@ -1,0 +1,11 @@
+"""What single families have in config.json beside the common fields."""
+
+from collections.abc import Callable
+
+from models.config import ModelConfig
+from models.hf_deepseek import read_deepseek
+from models.hf_fields import HfFields
+
+FAMILY_READERS: dict[str, Callable[[HfFields, ModelConfig], ModelConfig]] = {
+    "deepseek": read_deepseek,
+}

@@ -1,0 +1,100 @@
+"""Tiny random models of transformers whose layers keep other states than keys and values of all tokens.
+
+Random weights of the usual size hardly depend on a recurrent state or on old tokens; these are made to.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from unit_tests.models.builders import TINY
+
+COMMON = {**TINY, "max_position_embeddings": 4096}
+MLA = {
+    **{key: value for key, value in COMMON.items() if key != "head_dim"},
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 0.8,
+    "mscale_all_dim": 1.2,
+}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**MLA, "topk_method": "group_limited_greedy"}),
+    "deepseek_v2_lite": (
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        {**MLA, "topk_method": "greedy", "q_lora_rank": None, "rope_parameters": YARN},
+    ),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", {**MLA, "rope_parameters": YARN}),
+    "deepseek_v3_halves": (
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {**MLA, "rope_interleave": False, "norm_topk_prob": False},
+    ),
+}
+FAMILIES = ("deepseek_v2", "deepseek_v3")
+
+
+def build(case: str, **changes: Any) -> transformers.PreTrainedModel:
+    """transformers' model of `case` in float32 with weights that depend on their state."""
+    config_name, model_name, settings = CASES[case]
+    config = getattr(transformers, config_name)(**copy.deepcopy({**settings, **changes}))
+    torch.manual_seed(0)
+    model = getattr(transformers, model_name)(config).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            _strengthen(name, weight, generator)
+        for name, table in model.named_buffers():
+            if "correction_bias" in name:
+                table.copy_(0.2 * torch.randn(table.shape, generator=generator))
+    return model
+
+
+def _strengthen(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
+    if "norm" in name:
+        weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    elif weight.dim() >= 2 and "lm_head" not in name:
+        weight.mul_(5.0)
+
+
+def save(model: transformers.PreTrainedModel, directory: Path) -> Path:
+    """Write it as its checkpoints are written."""
+    model.save_pretrained(directory)
+    return directory
+
+
+def some_tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(3, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def logits_of(model: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """float32 [len(tokens), vocab], in one pass."""
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].float()
+
+
+def greedy(model: transformers.PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """The tokens that transformers' own cache gives."""
+    settings = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "use_cache": True}
+    return model.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()
