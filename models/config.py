@@ -100,13 +100,16 @@ class MlaConfig:
 
 @dataclass(frozen=True)
 class LinearAttentionConfig:
-    """Gated delta net: num_v_heads is a multiple of num_k_heads. conv_kernel: taps of the short convolution."""
+    """Gated delta net: num_v_heads is a multiple of num_k_heads. conv_kernel: taps of the short convolution.
+    is_by_head: whether the checkpoint's projections hold q, k, v and gate of one key head after another.
+    """
 
     num_k_heads: int
     num_v_heads: int
     k_head_dim: int
     v_head_dim: int
     conv_kernel: int
+    is_by_head: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
     fields = HfFields(read_json(path), str(path))
     architecture = _architecture(fields)
     family = family_of(architecture)
+    fields = _text_fields(fields)
     for name, what in _REFUSED.items():
         if fields.get(name):
             raise ModelError(f"{path}: {what} ({name}) are not supported yet")
@@ -60,6 +61,14 @@ def _architecture(fields: HfFields) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(f"{fields.where}: field 'architectures' is missing")
     return names[0]
+
+
+def _text_fields(fields: HfFields) -> HfFields:
+    """Fields of the language model of a checkpoint that sees images too."""
+    text = fields.get("text_config")
+    if not isinstance(text, dict):
+        return fields
+    return HfFields({**fields.data, **text}, fields.where)
 
 
 def _head_dim(fields: HfFields, family: str) -> int:
