@@ -27,9 +27,8 @@ def read_qwen3_next(fields: HfFields, config: ModelConfig) -> ModelConfig:
     if min(linear.num_k_heads, linear.k_head_dim, linear.v_head_dim, linear.conv_kernel - 1) < 1:
         raise ModelError(f"{fields.where}: sizes of the linear attention must be positive")
     if linear.num_v_heads < 1 or linear.num_v_heads % linear.num_k_heads:
-        raise ModelError(
-            f"{fields.where}: {linear.num_v_heads} value heads cannot be shared evenly by {linear.num_k_heads} key heads"
-        )
+        heads = f"{linear.num_k_heads} key heads cannot be shared evenly by {linear.num_v_heads} value heads"
+        raise ModelError(f"{fields.where}: {heads}")
     head_dim = fields.number("head_dim", default=256)
     with_default = {"partial_rotary_factor": _DEFAULT_ROTATED, **fields.data}
     return replace(

@@ -1,4 +1,4 @@
-"""Gated delta net (Yang et al. 2024): linear attention with a state of fixed size, as qwen3_next and qwen3_5 have it."""
+"""Gated delta net (Yang et al. 2024) of qwen3_next and qwen3_5: linear attention with a state of fixed size."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,11 @@ from models.state_layout import split_range
 from models.weight_plan import WeightPlan
 
 GROUP = "recurrent"
-_SEGMENTS = ("q", "k", "v", "z", "b", "a")
 
 
 @dataclass(frozen=True)
 class DeltaHeads:
-    """One rank's key heads [start, stop) with the value heads that use them, and widths by segment of the projection."""
+    """One rank's key heads [start, stop) with the value heads that use them, and their parts of the projection."""
 
     start: int
     stop: int
@@ -50,7 +49,7 @@ Rows = list[tuple[str, int, int, int]]  # of a fused matrix: (tensor, its rows, 
 
 
 def rows_by_head(prefix: str, heads: DeltaHeads, num_k_heads: int) -> Rows:
-    """Rows in the order of _SEGMENTS, out of matrices that hold [q | k | v | z] and [b | a] one key head after another."""
+    """Rows of q, k, v, z, b, a in order, out of matrices of [q | k | v | z] and [b | a] by key head."""
     rows: Rows = []
     for names, tensor in ((("q", "k", "v", "z"), "in_proj_qkvz"), (("b", "a"), "in_proj_ba")):
         height = sum(heads.per_key_head[name] for name in names)

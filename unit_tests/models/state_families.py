@@ -38,6 +38,22 @@ YARN = {
     "mscale": 0.8,
     "mscale_all_dim": 1.2,
 }
+DELTA = {
+    **COMMON,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**MLA, "topk_method": "group_limited_greedy"}),
     "deepseek_v2_lite": (
@@ -51,8 +67,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "DeepseekV3ForCausalLM",
         {**MLA, "rope_interleave": False, "norm_topk_prob": False},
     ),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**DELTA, **EXPERTS}),
+    "qwen3_next_mixed": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {**DELTA, **EXPERTS, "mlp_only_layers": [1], "linear_num_value_heads": 2, "linear_conv_kernel_dim": 3},
+    ),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**DELTA, **EXPERTS}),
 }
-FAMILIES = ("deepseek_v2", "deepseek_v3")
+FAMILIES = ("deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5")
 
 
 def build(case: str, **changes: Any) -> transformers.PreTrainedModel:
@@ -72,7 +96,13 @@ def build(case: str, **changes: Any) -> transformers.PreTrainedModel:
 
 
 def _strengthen(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
-    if "norm" in name:
+    if name.endswith("A_log"):
+        weight.fill_(-4.0)
+    elif name.endswith("dt_bias"):
+        weight.copy_(0.5 + 0.3 * torch.randn(weight.shape, generator=generator))
+    elif "conv1d" in name:
+        weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
+    elif "norm" in name:
         weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
     elif weight.dim() >= 2 and "lm_head" not in name:
         weight.mul_(5.0)
