@@ -1,9 +1,7 @@
 """How bytes move between a device pool and host slots, and how they are summed on the device: one engine a stream."""
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +10,45 @@ import numpy.typing as npt
 import torch
 
 from kernels.checksum import page_checksums
-from serve.model_infer.host_pages import Piece, UnitRun
+from serve.model_infer.host_pages import Piece, Share, UnitRun
+from serve.model_infer.page_runs import PageObject, PageRun, page_runs
 
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
 Fence = Any
 """A point in the compute stream: None on a CPU, where compute has ended when it returns."""
 
 
 @dataclass(frozen=True)
-class PageRun:
-    """Objects whose device pages follow each other, and so do their host slots.
+class Batch:
+    """Pages of one job that move together.
 
-    Object i has page `first_page + i`; its j-th slot is `slots[j] + i * len(slots)`.
+    pool: uint8 [num_pages, page_bytes]. host: uint8 [num_slots, slot_bytes]. objects: what is summed; copied: those
+    whose bytes move too, which is all of them unless a fault is injected. share: the part of each page. seeds: uint64
+    [objects, units]. stop: uint8 [1]; an engine may leave the rest of the batch undone once it is not 0.
     """
 
-    first_page: int
-    slots: tuple[int, ...]
-    count: int
+    pool: torch.Tensor
+    host: Bytes
+    objects: list[PageObject]
+    copied: list[PageObject]
+    share: Share
+    seeds: Words
+    stop: Bytes
+
+
+@dataclass(frozen=True)
+class PartSums:
+    """Checksums int64 of the objects `rows` of a batch and their units `columns`, maybe still being made."""
+
+    rows: slice
+    columns: slice
+    sums: torch.Tensor
+
+    def read(self) -> Words:
+        """[objects, units]."""
+        words: Words = self.sums.cpu().numpy().view(np.uint64)
+        return words
 
 
 class CopyEngine(ABC):
@@ -52,12 +72,12 @@ class CopyEngine(ABC):
         """What is queued from here on begins when the compute before `fence` has ended."""
 
     @abstractmethod
-    def copy_in(self, pool: torch.Tensor, host: Bytes, run: PageRun, pieces: Sequence[Piece]) -> None:
-        """Host slots uint8 [num_slots, slot_bytes] to device pages uint8 [num_pages, page_bytes]."""
+    def move_out(self, batch: Batch) -> list[PartSums]:
+        """Sum pages of the device, then copy them out. The sums are there after `finish`."""
 
     @abstractmethod
-    def copy_out(self, pool: torch.Tensor, host: Bytes, run: PageRun, pieces: Sequence[Piece]) -> None:
-        """Device pages to host slots."""
+    def move_in(self, batch: Batch) -> list[PartSums]:
+        """Copy pages in, then sum what is on the device. The sums are there after `finish`."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -71,78 +91,26 @@ class CopyEngine(ABC):
         """Surrounds the other calls: makes this engine's stream the current one."""
         return nullcontext()
 
-    def turn(self) -> AbstractContextManager[Any]:
-        """Surrounds one batch: where streams share a resource, one of them works at a time."""
-        return nullcontext()
-
-    def checksums(
-        self, pool: torch.Tensor, run: PageRun, units: UnitRun, seeds: npt.NDArray[np.uint64]
-    ) -> torch.Tensor:
-        """Checksums int64 [count, units] of units of a run's device pages, on the device. seeds: [count, units]."""
-        end = units.page_offset + units.count * units.unit_bytes
-        part = pool[run.first_page : run.first_page + run.count, units.page_offset : end]
-        signed = torch.from_numpy(np.ascontiguousarray(seeds).view(np.int64)).to(pool.device)
-        return page_checksums(part.view(run.count, units.count, units.unit_bytes), signed)
-
-
-class OneCore:
-    """Lets one stream work at a time, loads before stores: copies take one core from compute at most."""
-
-    def __init__(self) -> None:
-        self._free = threading.Condition()
-        self._is_taken = False
-        self._num_urgent = 0
-
-    @contextmanager
-    def turn(self, is_urgent: bool) -> Iterator[None]:
-        """Blocks until it is the caller's turn; who is urgent goes first."""
-        self._enter(is_urgent)
-        try:
-            yield
-        finally:
-            with self._free:
-                self._is_taken = False
-                self._free.notify_all()
-
-    def _enter(self, is_urgent: bool) -> None:
-        with self._free:
-            self._num_urgent += is_urgent
-            self._free.wait_for(lambda: not self._is_taken and (is_urgent or not self._num_urgent))
-            self._num_urgent -= is_urgent
-            self._is_taken = True
+    def sum_pages(self, batch: Batch) -> list[PartSums]:
+        """Sum what is on the device now."""
+        return [
+            PartSums(
+                slice(first, first + run.count),
+                slice(units.first, units.first + units.count),
+                _sum_run(batch, first, run, units),
+            )
+            for first, run in page_runs(batch.objects)
+            for units in batch.share.units
+        ]
 
 
-class CpuCopyEngine(CopyEngine):
-    """memcpy on the calling thread, without the GIL. Batches are small enough to be summed while in the cache."""
-
-    batch_bytes = 8 << 20
-
-    def __init__(self, core: OneCore, is_urgent: bool) -> None:
-        self._core = core
-        self._is_urgent = is_urgent
-
-    def turn(self) -> AbstractContextManager[Any]:
-        return self._core.turn(self._is_urgent)
-
-    def make_fence(self) -> Fence:
-        return None
-
-    def wait(self, fence: Fence) -> None:
-        """Compute has ended when it returns."""
-
-    def copy_in(self, pool: torch.Tensor, host: Bytes, run: PageRun, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            np.copyto(page_part(pool, run, piece).numpy(), slot_part(host, run, piece))
-
-    def copy_out(self, pool: torch.Tensor, host: Bytes, run: PageRun, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            np.copyto(slot_part(host, run, piece), page_part(pool, run, piece).numpy())
-
-    def finish(self) -> None:
-        """Each call has done its work when it returned."""
-
-    def close(self) -> None:
-        """Nothing is held."""
+def _sum_run(batch: Batch, first: int, run: PageRun, units: UnitRun) -> torch.Tensor:
+    """int64 [count, units], on the device."""
+    end = units.page_offset + units.count * units.unit_bytes
+    part = batch.pool[run.first_page : run.first_page + run.count, units.page_offset : end]
+    seeds = batch.seeds[first : first + run.count, units.first : units.first + units.count]
+    signed = torch.from_numpy(np.ascontiguousarray(seeds).view(np.int64)).to(batch.pool.device)
+    return page_checksums(part.view(run.count, units.count, units.unit_bytes), signed)
 
 
 def page_part(pool: torch.Tensor, run: PageRun, piece: Piece) -> torch.Tensor:

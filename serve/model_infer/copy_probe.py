@@ -2,8 +2,9 @@
 
 from serve.model_infer.host_pages import RankPages
 from serve.model_infer.page_mover import PageMover
+from serve.model_infer.page_runs import PageObject
 from serve.model_infer.staging_setup import make_movers
-from serve.model_infer.transfer import Direction, PageObject, Transfer
+from serve.model_infer.transfer import Direction, Transfer
 from serve.multi_level_cache.host_arena import ArenaShape, HostArena
 from serve.types import JobId, JobResult
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from serve.model_infer.copy_engine import Bytes, CopyEngine, Fence, PageRun, page_part, slot_part
+from serve.model_infer.copy_engine import Batch, Bytes, CopyEngine, Fence, PartSums, page_part, slot_part
 from serve.model_infer.host_pages import Piece
+from serve.model_infer.page_runs import PageRun, page_runs
 
 # The arena is page-locked in steps as jobs come to use it, since locking takes memory that may not be there yet.
 _LOCK_STEP_BYTES = 256 << 20
@@ -89,13 +90,18 @@ class CudaCopyEngine(CopyEngine):
         if fence is not None:
             self._stream.wait_event(fence)
 
-    def copy_in(self, pool: torch.Tensor, host: Bytes, run: PageRun, pieces: Sequence[Piece]) -> None:
-        for device_part, host_part in self._parts(pool, host, run, pieces):
-            device_part.copy_(host_part, non_blocking=True)
+    def move_out(self, batch: Batch) -> list[PartSums]:
+        sums = self.sum_pages(batch)
+        for _, run in page_runs(batch.copied):
+            for device_part, host_part in self._parts(batch.pool, batch.host, run, batch.share.pieces):
+                host_part.copy_(device_part, non_blocking=True)
+        return sums
 
-    def copy_out(self, pool: torch.Tensor, host: Bytes, run: PageRun, pieces: Sequence[Piece]) -> None:
-        for device_part, host_part in self._parts(pool, host, run, pieces):
-            host_part.copy_(device_part, non_blocking=True)
+    def move_in(self, batch: Batch) -> list[PartSums]:
+        for _, run in page_runs(batch.copied):
+            for device_part, host_part in self._parts(batch.pool, batch.host, run, batch.share.pieces):
+                device_part.copy_(host_part, non_blocking=True)
+        return self.sum_pages(batch)
 
     def _parts(
         self, pool: torch.Tensor, host: Bytes, run: PageRun, pieces: Sequence[Piece]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from serve.model_infer.copy_engine import Bytes, CopyEngine
-from serve.model_infer.host_pages import RankPages, Share
-from serve.model_infer.transfer import Outcome, PageObject, Transfer, page_runs
+from serve.model_infer.copy_engine import Batch, Bytes, CopyEngine
+from serve.model_infer.host_pages import RankPages
+from serve.model_infer.page_runs import PageObject
+from serve.model_infer.transfer import Outcome, Transfer
 from serve.multi_level_cache.checksum import unit_seeds
 from serve.multi_level_cache.fault_injector import FaultAction, FaultInjector
 from serve.multi_level_cache.host_arena import HostArena
@@ -56,26 +56,28 @@ class PageMover(ABC):
     def _run_batches(self, transfer: Transfer) -> Outcome:
         bad_slots: list[int] = []
         num_bytes = 0
-        for batch in transfer.batches(self.engine.batch_bytes):
+        for objects in transfer.batches(self.engine.batch_bytes):
+            bad_slots += self._move(transfer, objects)
             if transfer.is_cancelled:
                 return Outcome(JobResult.CANCELLED, bad_slots=tuple(bad_slots), num_bytes=num_bytes)
-            bad_slots += self._move(transfer, batch)
-            num_bytes += transfer.share.num_bytes * len(batch)
+            num_bytes += transfer.share.num_bytes * len(objects)
         if bad_slots:
             detail = f"{len(bad_slots)} of {len(transfer.objects)} pages do not match their checksums"
             return Outcome(JobResult.FAILED, detail, tuple(bad_slots), num_bytes)
         return Outcome(JobResult.DONE, num_bytes=num_bytes)
 
-    def _move(self, transfer: Transfer, batch: list[PageObject]) -> list[int]:
+    def _move(self, transfer: Transfer, objects: list[PageObject]) -> list[int]:
         """Move one batch; returns the first slots of objects whose bytes are not right. Raises StaleSlotError."""
-        self._check_generations(batch)
-        faults = self._suffer_faults(batch)
-        with self.engine.turn():
-            return self._move_batch(transfer.pages, batch, faults)
+        self._check_generations(objects)
+        faults = self._suffer_faults(objects)
+        pages = transfer.pages
+        seeds = self._seeds(pages, objects)
+        batch = Batch(pages.pool, self._arena.payload, objects, faults.copied, transfer.share, seeds, transfer.stop)
+        return self._move_batch(batch, faults)
 
     @abstractmethod
-    def _move_batch(self, pages: RankPages, batch: list[PageObject], faults: "Faults") -> list[int]:
-        """Copy a batch and see to its checksums."""
+    def _move_batch(self, batch: Batch, faults: "Faults") -> list[int]:
+        """Copy a batch and see to its checksums. What it does to a batch that was stopped does not matter."""
 
     def _check_generations(self, batch: Sequence[PageObject]) -> None:
         slots = [slot for each in batch for slot in each.slots]
@@ -89,23 +91,6 @@ class PageMover(ABC):
         """Seeds [objects, units] by the names that the header has now."""
         names = [self._arena.name[each.slots[0]].tobytes() for each in batch]
         return unit_seeds(names, pages.format.group_index, pages.format.unit_bytes)
-
-    def _sum(self, pages: RankPages, share: Share, batch: Sequence[PageObject], seeds: Words) -> list["PartSums"]:
-        """Sums of the device's bytes; to be read after `finish`."""
-        return [
-            PartSums(
-                slice(first, first + run.count),
-                slice(units.first, units.first + units.count),
-                self.engine.checksums(
-                    pages.pool,
-                    run,
-                    units,
-                    seeds[first : first + run.count, units.first : units.first + units.count],
-                ),
-            )
-            for first, run in page_runs(batch)
-            for units in share.units
-        ]
 
     def _suffer_faults(self, batch: list[PageObject]) -> "Faults":
         """A fault on purpose may stop here, or raise, at each object."""
@@ -135,42 +120,27 @@ class Faults:
     flipped: list[PageObject]
 
 
-@dataclass(frozen=True)
-class PartSums:
-    """Checksums int64 of the objects `rows` of a batch and their units `columns`, maybe still being made."""
-
-    rows: slice
-    columns: slice
-    sums: torch.Tensor
-
-    def read(self) -> Words:
-        """[objects, units]."""
-        words: Words = self.sums.cpu().numpy().view(np.uint64)
-        return words
-
-
 class PageStorer(PageMover):
     """Device to host. A page is complete, and nobody writes it while the job lasts."""
 
     site = "host.copy_out"
 
-    def _move_batch(self, pages: RankPages, batch: list[PageObject], faults: Faults) -> list[int]:
-        sums = self._sum(pages, pages.stores, batch, self._seeds(pages, batch))
-        for _, run in page_runs(faults.copied):
-            self.engine.copy_out(pages.pool, self._arena.payload, run, pages.stores.pieces)
+    def _move_batch(self, batch: Batch, faults: Faults) -> list[int]:
+        sums = self.engine.move_out(batch)
         self.engine.finish()
         for each in faults.flipped:
-            self._flip(pages, each)
-        self._check_generations(batch)
-        first_slots = np.array([each.slots[0] for each in batch])
-        for part in sums:
-            self._arena.checksum[first_slots[part.rows], part.columns] = part.read()
+            self._flip(batch, each)
+        self._check_generations(batch.objects)
+        if not batch.stop[0]:
+            first_slots = np.array([each.slots[0] for each in batch.objects])
+            for part in sums:
+                self._arena.checksum[first_slots[part.rows], part.columns] = part.read()
         return []
 
-    def _flip(self, pages: RankPages, damaged: PageObject) -> None:
-        for piece in pages.stores.pieces[:1]:
+    def _flip(self, batch: Batch, damaged: PageObject) -> None:
+        for piece in batch.share.pieces[:1]:
             slot = damaged.slots[piece.slot_index]
-            self._flip_bit(self._arena.payload[slot, piece.slot_offset : piece.slot_offset + piece.length])
+            self._flip_bit(batch.host[slot, piece.slot_offset : piece.slot_offset + piece.length])
 
 
 class PageLoader(PageMover):
@@ -178,24 +148,25 @@ class PageLoader(PageMover):
 
     site = "host.copy_in"
 
-    def _move_batch(self, pages: RankPages, batch: list[PageObject], faults: Faults) -> list[int]:
-        first_slots = np.array([each.slots[0] for each in batch])
-        seeds, expected = self._seeds(pages, batch), self._arena.checksum[first_slots]
-        for _, run in page_runs(faults.copied):
-            self.engine.copy_in(pages.pool, self._arena.payload, run, pages.loads.pieces)
-        for each in faults.flipped:
-            self._flip(pages, each)
-        sums = self._sum(pages, pages.loads, batch, seeds)
+    def _move_batch(self, batch: Batch, faults: Faults) -> list[int]:
+        first_slots = np.array([each.slots[0] for each in batch.objects])
+        expected = self._arena.checksum[first_slots]
+        sums = self.engine.move_in(batch)
+        if faults.flipped:
+            self.engine.finish()
+            for each in faults.flipped:
+                self._flip(batch, each)
+            sums = self.engine.sum_pages(batch)
         self.engine.finish()
-        self._check_generations(batch)
-        is_right = np.ones(len(batch), dtype=bool)
+        self._check_generations(batch.objects)
+        is_right = np.ones(len(batch.objects), dtype=bool)
         for part in sums:
             is_right[part.rows] &= (part.read() == expected[part.rows, part.columns]).all(axis=1)
         bad_slots: list[int] = first_slots[~is_right].tolist()
-        return bad_slots
+        return bad_slots if not batch.stop[0] else []
 
-    def _flip(self, pages: RankPages, damaged: PageObject) -> None:
-        page = pages.pool[damaged.page]
+    def _flip(self, batch: Batch, damaged: PageObject) -> None:
+        page = batch.pool[damaged.page]
         data = page.cpu()
         self._flip_bit(data.numpy())
         page.copy_(data)

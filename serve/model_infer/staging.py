@@ -20,8 +20,9 @@ from serve.types import JobId, JobResult
 MAX_WAITING_STORE_BYTES = 512 << 20
 _MAX_REMEMBERED = 4096
 _JOIN_TIMEOUT_S = 5.0
-# Added to the process's niceness: on a CPU compute goes before loads, and loads before stores.
-_NICENESS = {Direction.LOAD: 2, Direction.STORE: 10}
+# Added to the process's niceness: on a CPU loads go beside compute, and stores a little behind. A lower priority would
+# save compute nothing, since the copies are to be made at some time, and starves stores on busy cores.
+_NICENESS = {Direction.LOAD: 0, Direction.STORE: 1}
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class StagingEngine:
         transfer = self._jobs.get(message.job)
         if transfer is None:
             return
-        transfer.is_cancelled = True
+        transfer.cancel()
         if transfer in self._held:
             self._held.remove(transfer)
         elif transfer.direction not in self._streams or not self._streams[transfer.direction].take_back(transfer):
@@ -187,7 +188,7 @@ class StagingEngine:
     def close(self) -> None:
         """End the streams after the batch at hand; unanswered jobs stay so."""
         for transfer in self._jobs.values():
-            transfer.is_cancelled = True
+            transfer.cancel()
         if self._parts.injector is not None:
             self._parts.injector.release()
         have_ended = [stream.close(_JOIN_TIMEOUT_S) for stream in self._streams.values()]

@@ -7,7 +7,8 @@ import torch
 from models.state_layout import StateLayout
 from serve.ipc.child import ChildContext, StartError
 from serve.ipc.shm_segment import SegmentError
-from serve.model_infer.copy_engine import Bytes, CopyEngine, CpuCopyEngine, OneCore
+from serve.model_infer.copy_engine import Bytes, CopyEngine
+from serve.model_infer.cpu_copy_engine import CpuCopyEngine
 from serve.model_infer.host_pages import RankPages
 from serve.model_infer.page_mover import PageLoader, PageMover, PageStorer
 from serve.model_infer.staging import StagingParts
@@ -18,6 +19,8 @@ from serve.multi_level_cache.object_format import object_formats
 
 # Temporaries of the checksum on CUDA: three of 16 MiB at a time on each of two streams.
 _CUDA_WORKSPACE_BYTES = 96 << 20
+# Of a batch on a CPU.
+_CPU_LOAD_BYTES, _CPU_STORE_BYTES = 1 << 30, 16 << 20
 
 
 def workspace_bytes(context: ChildContext, device: torch.device) -> int:
@@ -83,5 +86,4 @@ def make_engines(device: torch.device, host: Bytes) -> tuple[CopyEngine, CopyEng
 
         locked = LockedSlots(host)
         return CudaCopyEngine(device, locked), CudaCopyEngine(device, locked)
-    core = OneCore()
-    return CpuCopyEngine(core, is_urgent=True), CpuCopyEngine(core, is_urgent=False)
+    return CpuCopyEngine(_CPU_LOAD_BYTES), CpuCopyEngine(_CPU_STORE_BYTES)

@@ -4,9 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
+
 from serve.ipc.messages import LoadPages, StorePages
-from serve.model_infer.copy_engine import Fence, PageRun
+from serve.model_infer.copy_engine import Fence
 from serve.model_infer.host_pages import RankPages, Share
+from serve.model_infer.page_runs import PageObject
 from serve.multi_level_cache.host_arena import HostArena
 from serve.types import JobId, JobResult
 
@@ -23,15 +27,6 @@ class BadJobError(Exception):
 
 
 @dataclass(frozen=True)
-class PageObject:
-    """One page to move: its device page, host slots in the order of its bytes, and their generations."""
-
-    page: int
-    slots: tuple[int, ...]
-    generations: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What a job came to on this rank. num_bytes: copied; seconds: from its start on the stream to its end."""
 
@@ -44,9 +39,10 @@ class Outcome:
 
 @dataclass(eq=False)
 class Transfer:
-    """A job. The main thread makes it and may set `is_cancelled`; the stream's thread looks at that between batches.
+    """A job. The main thread makes it and may cancel it; the stream's thread looks at that between pages.
 
     fence: compute that must have ended before the copies begin; set before the transfer goes to its stream.
+    stop: uint8 [1], not 0 once cancelled; a flag that code without the interpreter can read.
     """
 
     job: JobId
@@ -55,7 +51,16 @@ class Transfer:
     objects: list[PageObject]
     after_step: int | None = None
     fence: Fence = None
-    is_cancelled: bool = field(default=False)
+    stop: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1, dtype=np.uint8))
+
+    def cancel(self) -> None:
+        """Start no more pages."""
+        self.stop[0] = 1
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return bool(self.stop[0])
 
     @property
     def share(self) -> Share:
@@ -113,17 +118,3 @@ def _objects(message: LoadPages | StorePages, step: int) -> list[PageObject]:
         )
         for index, page in enumerate(message.pages)
     ]
-
-
-def page_runs(objects: Sequence[PageObject]) -> Iterator[tuple[int, PageRun]]:
-    """The objects in order, those together that follow each other on both sides: (index of the first, run)."""
-    start = 0
-    for index in range(1, len(objects) + 1):
-        if index == len(objects) or not _follows(objects[index - 1], objects[index]):
-            yield start, PageRun(objects[start].page, objects[start].slots, index - start)
-            start = index
-
-
-def _follows(first: PageObject, second: PageObject) -> bool:
-    step = len(first.slots)
-    return second.page == first.page + 1 and second.slots == tuple(slot + step for slot in first.slots)

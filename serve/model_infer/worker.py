@@ -1,6 +1,7 @@
 """The loop of a worker: plans in, results out."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,8 @@ class Worker:
     """One rank's mailboxes around a `ModelRunner`. Everything runs on the thread that made it.
 
     The next plan mostly waits in the inbox when a step ends: the loop then goes from one step to the next without
-    sleeping. Any exception leaves the loop; the process ends, and the launcher restarts the engine group.
+    sleeping. Page jobs overtake plans, which a load has no reason to wait for: a store knows its step, and a load's
+    pages are in no plan. Any exception leaves the loop; the process ends, and the launcher restarts the engine group.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Worker:
         self._runner = runner
         self._memory = memory
         self._is_stopping = False
+        self._plans: deque[StepPlan] = deque()
         self._inbox = Inbox(context.run_dir, f"worker-{context.index}.{context.epoch}")
         self._router = Outbox(context.run_dir, f"router.{context.epoch}")
         self._cache = Outbox(context.run_dir, "cache")
@@ -59,7 +62,7 @@ class Worker:
             },
         )
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
-            StepPlan: self._run_plan,
+            StepPlan: self._plans.append,
             LoadPages: self._jobs.submit,
             StorePages: self._jobs.submit,
             CancelJob: self._jobs.cancel,
@@ -76,10 +79,11 @@ class Worker:
             self._inbox.add_wakeup(finished_jobs)
         parent.send(ready)
         while not self._is_stopping:
-            messages = self._inbox.receive(None)
-            self._jobs.poll_finished()
-            for message in messages:
+            for message in self._inbox.receive(0 if self._plans else None):
                 self._handle(message)
+            self._jobs.poll_finished()
+            if self._plans:
+                self._run_plan(self._plans.popleft())
                 self._jobs.poll_finished()
             self._control.run_pending()
             self._is_stopping = any(isinstance(message, StopChild) for message in parent.receive())

@@ -91,6 +91,9 @@ class Rank:
     def cancel(self, job: JobId) -> None:
         self.engine.cancel(CancelJob(job))
 
+    def has_answered(self, job: JobId) -> bool:
+        return any(answer[0] == job for answer in self.answerer.answers)
+
     def answer_of(self, job: JobId) -> tuple[JobResult, str, list[int]]:
         """The one answer of a job; waits for it."""
         self.wait_answers(job)
@@ -102,7 +105,7 @@ class Rank:
 
     def wait_answers(self, *jobs: JobId) -> None:
         deadline = time.monotonic() + DEADLINE_S
-        while not set(jobs) <= {answer[0] for answer in self.answerer.answers}:
+        while not all(map(self.has_answered, jobs)):
             assert time.monotonic() < deadline, f"no answer to {jobs}"
             self.engine.poll_finished()
             time.sleep(0.001)

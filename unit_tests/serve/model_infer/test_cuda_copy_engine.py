@@ -8,8 +8,9 @@ import torch
 
 from serve.model_infer import cuda_copy_engine
 from serve.model_infer.cuda_copy_engine import LockedSlots
+from serve.model_infer.page_runs import PageObject
 from serve.model_infer.staging_setup import make_parts, rank_pages
-from serve.model_infer.transfer import Direction, PageObject, Transfer
+from serve.model_infer.transfer import Direction, Transfer
 from serve.types import JobId, JobResult
 from unit_tests.serve.model_infer.staging_bench import Bench, make_layout, random_pool
 
@@ -87,7 +88,7 @@ def test_pages_come_back_on_a_gpu(tp: int, rank: int):
 
 def test_parts_are_contiguous_on_both_sides(monkeypatch: pytest.MonkeyPatch):
     """Whole pages in neighbouring slots are one copy; a head of each is a copy a page."""
-    from serve.model_infer.copy_engine import PageRun
+    from serve.model_infer.page_runs import PageRun
 
     monkeypatch.setattr(cuda_copy_engine, "_cudart", lambda: FakeCudart())
     for tp, expected in ((1, 1), (2, 3)):
