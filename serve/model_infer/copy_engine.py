@@ -52,7 +52,7 @@ class PartSums:
 
 
 class CopyEngine(ABC):
-    """Work of one stream. `make_fence` is called on the compute thread, everything else on the stream's own thread.
+    """Work of one stream. `make_fence` is called on the thread of page jobs, everything else on the stream's own.
 
     The caller guarantees that all other calls are inside `context()`, and that no byte named is changed by anybody
     until `finish` has returned. Work may be queued by a call and is done when `finish` returns. An implementation must

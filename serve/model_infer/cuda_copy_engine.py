@@ -83,7 +83,7 @@ class CudaCopyEngine(CopyEngine):
 
     def make_fence(self) -> Fence:
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.default_stream(self._device))  # where steps run; a thread's current one is its own
         return event
 
     def wait(self, fence: Fence) -> None:

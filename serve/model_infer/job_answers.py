@@ -12,7 +12,11 @@ logger = logging.getLogger(__name__)
 
 
 class PageJobs(Protocol):
-    """Takes page jobs and gives each exactly one answer. Everything is called on the worker's main thread."""
+    """Takes page jobs and gives each exactly one answer. Called on one thread, but for `has_held` and `statistics`."""
+
+    @property
+    def has_held(self) -> bool:
+        """Whether jobs wait for a step."""
 
     def submit(self, message: LoadPages | StorePages) -> None:
         """A job. A second one with the same id is ignored."""
@@ -66,6 +70,8 @@ class JobAnswerer:
 
 class RefusedJobs:
     """The `PageJobs` of a server without a host tier: every job is refused, so that the router recomputes."""
+
+    has_held = False
 
     def __init__(self, answerer: JobAnswerer) -> None:
         self._answerer = answerer

@@ -43,7 +43,7 @@ class StagingParts:
 
 
 class StagingEngine:
-    """`PageJobs` over a host arena. All methods on the worker's main thread, which alone answers.
+    """`PageJobs` over a host arena. All methods on one thread, which alone answers.
 
     A job is in `_jobs` from its message to its answer. A store waits in `_held` until its step has run, then it goes to
     the store's stream; a load goes to the load's stream at once: the router sends a plan that uses loaded pages after
@@ -121,6 +121,11 @@ class StagingEngine:
         self._last_nonce = max(self._last_nonce, message.nonce)
         slots = sorted({slot for transfer in self._jobs.values() for slot in transfer.slots})
         self._answerer.tell_slots(message.nonce, list(self._jobs), slots)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether stores wait for their steps. Any thread may ask."""
+        return bool(self._held)
 
     # --- steps and completions ---------------------------------------------------------------------------------------
 

@@ -1,25 +1,15 @@
 """The loop of a worker: plans in, results out."""
 
 import logging
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from serve.ipc.channel import Inbox, Outbox
 from serve.ipc.child import ChildContext
 from serve.ipc.control import ControlServer
-from serve.ipc.messages import (
-    CancelJob,
-    ChildReady,
-    LoadPages,
-    Message,
-    Resync,
-    StepPlan,
-    StopChild,
-    StorePages,
-)
+from serve.ipc.messages import ChildReady, Message, StepPlan, StopChild
 from serve.model_infer.errors import PlanError
 from serve.model_infer.job_answers import JobAnswerer, PageJobs, RefusedJobs
+from serve.model_infer.job_thread import JobThread
 from serve.model_infer.memory_info import resident_bytes
 from serve.model_infer.model_runner import ModelRunner
 
@@ -27,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """One rank's mailboxes around a `ModelRunner`. Everything runs on the thread that made it.
+    """One rank's mailbox around a `ModelRunner`. Everything but page jobs runs on the thread that made it.
 
     The next plan mostly waits in the inbox when a step ends: the loop then goes from one step to the next without
-    sleeping. Page jobs overtake plans, which a load has no reason to wait for: a store knows its step, and a load's
-    pages are in no plan. Any exception leaves the loop; the process ends, and the launcher restarts the engine group.
+    sleeping. Page jobs have a mailbox and a thread of their own. Any exception leaves the loop; the process ends, and
+    the launcher restarts the engine group.
     """
 
     def __init__(
@@ -45,11 +35,9 @@ class Worker:
         self._runner = runner
         self._memory = memory
         self._is_stopping = False
-        self._plans: deque[StepPlan] = deque()
         self._inbox = Inbox(context.run_dir, f"worker-{context.index}.{context.epoch}")
         self._router = Outbox(context.run_dir, f"router.{context.epoch}")
-        self._cache = Outbox(context.run_dir, "cache")
-        self._jobs = make_jobs(JobAnswerer(context.index, self._router, self._cache))
+        self._jobs = JobThread(context.run_dir, context.index, context.epoch, make_jobs)
         self._control = ControlServer(
             context.run_dir,
             f"control-worker-{context.index}",
@@ -61,30 +49,18 @@ class Worker:
                 "profile_stop": runner.stop_profile,
             },
         )
-        self._handlers: dict[type[Message], Callable[[Any], None]] = {
-            StepPlan: self._plans.append,
-            LoadPages: self._jobs.submit,
-            StorePages: self._jobs.submit,
-            CancelJob: self._jobs.cancel,
-            Resync: self._jobs.resync,
-        }
 
     def run(self, ready: ChildReady) -> None:
         """Tell the launcher that all is ready, then serve until StopChild. Raises what a step raises."""
         parent = self._context.parent
         self._inbox.add_wakeup(parent.fileno())
         self._inbox.add_wakeup(self._control.fileno())
-        finished_jobs = self._jobs.fileno()
-        if finished_jobs is not None:
-            self._inbox.add_wakeup(finished_jobs)
+        self._inbox.add_wakeup(self._jobs.failure.fileno())
         parent.send(ready)
         while not self._is_stopping:
-            for message in self._inbox.receive(0 if self._plans else None):
+            for message in self._inbox.receive(None):
                 self._handle(message)
-            self._jobs.poll_finished()
-            if self._plans:
-                self._run_plan(self._plans.popleft())
-                self._jobs.poll_finished()
+            self._jobs.check()
             self._control.run_pending()
             self._is_stopping = any(isinstance(message, StopChild) for message in parent.receive())
         logger.info("stopped after %d steps", self._runner.num_steps)
@@ -93,18 +69,14 @@ class Worker:
         """End the copies and give the sockets back."""
         self._jobs.close()
         self._control.close()
-        for mailbox in (self._inbox, self._router, self._cache):
+        for mailbox in (self._inbox, self._router):
             mailbox.close()
 
     def _handle(self, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
+        if not isinstance(message, StepPlan):
             raise PlanError(f"a worker has no use for {type(message).__name__}")
-        handler(message)
-
-    def _run_plan(self, plan: StepPlan) -> None:
-        self._router.send(self._runner.run(plan))
-        self._jobs.complete_step(plan.step)
+        self._router.send(self._runner.run(message))
+        self._jobs.complete_step(message.step)
 
     def _status(self) -> dict[str, object]:
         runner = self._runner

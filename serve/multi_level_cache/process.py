@@ -64,7 +64,7 @@ class MailPost:
 
     def to_worker(self, epoch: int, rank: int, message: Message) -> None:
         """To one worker of an engine group; lost when that is not the living one."""
-        self._send(epoch, f"worker-{rank}.{epoch}", message)
+        self._send(epoch, f"pages-{rank}.{epoch}", message)
 
     def _send(self, epoch: int, name: str, message: Message) -> None:
         if epoch != self._epoch:

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from serve.ipc.channel import ChannelFullError, Outbox
-from serve.ipc.messages import Message
+from serve.ipc.messages import Message, StepPlan
 from serve.router.statistics import RouterStatistics
 
 logger = logging.getLogger(__name__)
@@ -15,13 +15,14 @@ class ZmqMail:
 
     def __init__(self, run_dir: Path, epoch: int, num_ranks: int, num_servers: int, has_cache: bool) -> None:
         self.statistics: RouterStatistics | None = None
-        self._workers = [Outbox(run_dir, f"worker-{rank}.{epoch}") for rank in range(num_ranks)]
+        self._plans = [Outbox(run_dir, f"worker-{rank}.{epoch}") for rank in range(num_ranks)]
+        self._pages = [Outbox(run_dir, f"pages-{rank}.{epoch}") for rank in range(num_ranks)]
         self._servers = [Outbox(run_dir, f"http-{index}") for index in range(num_servers)]
         self._cache = Outbox(run_dir, "cache") if has_cache else None
 
     def to_workers(self, message: Message) -> None:
-        """To every rank; raises ChannelFullError: ranks that miss a plan cannot go on together."""
-        for outbox in self._workers:
+        """To every rank, page jobs past the plans that wait; raises ChannelFullError: ranks that miss one are lost."""
+        for outbox in self._plans if isinstance(message, StepPlan) else self._pages:
             outbox.send(message)
 
     def to_server(self, server: int, message: Message) -> None:
@@ -47,5 +48,5 @@ class ZmqMail:
 
     def close(self) -> None:
         """Close all outboxes."""
-        for outbox in (*self._workers, *self._servers, *filter(None, [self._cache])):
+        for outbox in (*self._plans, *self._pages, *self._servers, *filter(None, [self._cache])):
             outbox.close()

@@ -87,7 +87,7 @@ class Server:
         arena = make_arena(self.config, Model())  # type: ignore[arg-type]
         assert arena is not None
         self.arena = arena
-        self.router, self.worker = Inbox(run_dir, "router.1"), Inbox(run_dir, "worker-0.1")
+        self.router, self.worker = Inbox(run_dir, "router.1"), Inbox(run_dir, "pages-0.1")
         self.start()
         self.to_cache = Outbox(run_dir, "cache")
 
