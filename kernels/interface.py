@@ -49,15 +49,23 @@ class AttentionBatch:
 Progress = Callable[[int, int], None]  # (kernels done, kernels in all)
 
 
+class UnsupportedModelError(ValueError):
+    """A backend has no kernels for a model; one line that says why."""
+
+
 @dataclass(frozen=True)
 class KernelShapes:
-    """Shapes of one rank's model that kernels are compiled for: input sizes K of each kind of linear layer, and D."""
+    """Shapes of one rank's model that kernels are compiled for: input sizes K of each kind of linear layer, and D.
+
+    heads_per_kv: query heads that read one kv head.
+    """
 
     linear_inputs: tuple[int, ...] = ()  # of linear and norm_linear
     residual_inputs: tuple[int, ...] = ()
     gate_up_inputs: tuple[int, ...] = ()
     logits_inputs: tuple[int, ...] = ()
     head_dims: tuple[int, ...] = ()
+    heads_per_kv: int = 1
 
 
 class KernelBackend(StateOps, ABC):
@@ -66,6 +74,11 @@ class KernelBackend(StateOps, ABC):
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for weights, which are read in every step: not initialised."""
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def check_model(self, dtype: torch.dtype, shapes: KernelShapes, page_size: int) -> None:
+        """Raises UnsupportedModelError for what steps of a model would raise in the middle of their work."""
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise UnsupportedModelError(f"there are kernels for float32 and bfloat16, not for {dtype}")
 
     def warmup(self, dtype: torch.dtype, shapes: KernelShapes, progress: Progress | None = None) -> None:
         """Compile all that steps of these shapes need, if this can be done without running them. May run on another

@@ -54,7 +54,7 @@ def resolve_model(
     from models import packaged
 
     path = Path(name_or_path).expanduser()
-    if path.exists():
+    if path.exists() or path.is_symlink():
         return _from_path(path, load_format)
     if name_or_path in packaged.PACKAGED:
         package = packaged.PACKAGED[name_or_path]
@@ -77,6 +77,8 @@ def resolve_model(
 
 
 def _from_path(path: Path, load_format: str, name: str | None = None) -> ModelSource:
+    if not path.exists():
+        raise ModelError(f"{path}: is a link that leads nowhere")
     path = path.resolve()
     if path.is_file():
         if path.suffix != ".gguf":
@@ -96,6 +98,7 @@ def _from_path(path: Path, load_format: str, name: str | None = None) -> ModelSo
         return _from_gguf(_only_gguf(path, ggufs), load_format, name)
     if not weight_files:
         raise ModelError(f"{path}: has no .safetensors files")
+    _check_readable(weight_files)
     return ModelSource("safetensors", path, weight_files, name, tokenizer_files)
 
 
@@ -104,6 +107,18 @@ def _from_gguf(path: Path, load_format: str, name: str) -> ModelSource:
         raise ModelError(f"{path}: is a GGUF file, but --load_format safetensors was asked for")
     kind = "dummy" if load_format == "dummy" else "gguf"
     return ModelSource(kind, path, () if kind == "dummy" else (path,), name, (path,))
+
+
+def _check_readable(files: tuple[Path, ...]) -> None:
+    """Told here, a link that leads nowhere costs no start of processes."""
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                is_empty = not opened.read(1)
+        except OSError as error:
+            raise ModelError(f"{file}: cannot be read ({error.strerror})") from None
+        if is_empty:
+            raise ModelError(f"{file}: is empty")
 
 
 def _only_gguf(directory: Path, ggufs: list[Path]) -> Path:

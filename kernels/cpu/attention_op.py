@@ -10,7 +10,7 @@ from kernels.cpu.attention import build_attention, slot_bytes
 from kernels.cpu.attention_plan import ITEM_BYTES, MAX_ROWS, build_plan, max_slots
 from kernels.cpu.rope import build_rope_and_store
 from kernels.cpu.runtime import Runtime, check_same_layout, is_bf16
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionBatch, UnsupportedModelError
 
 _MAX_CHUNKS = 16_000
 _NO_WINDOW = 1 << 30
@@ -122,11 +122,7 @@ class AttentionOps:
         num_kv_heads, group = kv_layer.shape[1], num_q_heads // kv_layer.shape[1]
         check_same_layout(q, q)
         known = self._words_of(batch)
-        if head_dim % 16 or batch.page_size % 16 or not 1 <= group <= MAX_ROWS:
-            raise ValueError(
-                f"attention needs head_dim and page_size in multiples of 16 and at most {MAX_ROWS} query heads a kv "
-                f"head, got {head_dim}, {batch.page_size} and {group}"
-            )
+        check_attention(head_dim, batch.page_size, group)
         if sinks is not None and (sinks.dtype is not torch.float32 or sinks.shape != (num_q_heads,)):
             raise ValueError(f"sinks must be float32 of {num_q_heads} query heads, got {sinks.dtype} {sinks.shape}")
         if known.num_tokens != num_tokens:
@@ -160,6 +156,15 @@ class AttentionOps:
         )
         runtime.run(body, plan, 0, words, is_long=num_tokens > num_sequences)
         return out
+
+
+def check_attention(head_dim: int, page_size: int, heads_per_kv: int) -> None:
+    """Raises UnsupportedModelError for shapes that the kernel does not take."""
+    if head_dim % 16 or page_size % 16 or not 1 <= heads_per_kv <= MAX_ROWS:
+        raise UnsupportedModelError(
+            f"attention on the CPU needs a head_dim and a page size in multiples of 16, and at most {MAX_ROWS} query "
+            f"heads a kv head; the model has {head_dim}, {page_size} and {heads_per_kv}"
+        )
 
 
 def _pool_words(kv_layer: torch.Tensor, dtype: torch.dtype) -> tuple[int, int, int, int, int]:

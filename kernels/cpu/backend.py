@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.cpu.attention_op import AttentionOps
+from kernels.cpu.attention_op import AttentionOps, check_attention
 from kernels.cpu.jit import InstructionSet
 from kernels.cpu.linear import Epilogue, lanes_groups
 from kernels.cpu.linear_op import LinearOp
@@ -47,6 +47,11 @@ class CpuBackend(KernelBackend):
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return empty_huge(shape, dtype)
+
+    def check_model(self, dtype: torch.dtype, shapes: KernelShapes, page_size: int) -> None:
+        super().check_model(dtype, shapes, page_size)
+        for head_dim in shapes.head_dims:
+            check_attention(head_dim, page_size, shapes.heads_per_kv)
 
     def warmup(self, dtype: torch.dtype, shapes: KernelShapes, progress: Progress | None = None) -> None:
         linears = (self._linear, self._residual, self._gate_up, self._logits)

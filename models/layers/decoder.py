@@ -52,6 +52,7 @@ def kernel_shapes(config: ModelConfig, sharding: Sharding) -> KernelShapes:
         gate_up_inputs=(hidden,),
         logits_inputs=(hidden,),
         head_dims=(config.head_dim,),
+        heads_per_kv=sharding.heads.num_q_heads // sharding.heads.num_kv_heads,
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from models import state_layout
 from models.config import ModelConfig, load_model_config
 from models.errors import ModelError
+from models.sharding import shard_model
 from models.source import ModelSource, resolve_model
 from models.state_layout import StateLayout
 from models.weights_digest import file_blocks, merge_block_digests
@@ -64,7 +65,10 @@ class LoadedModel:
         """Find, and if need be fetch, what `serve.model` names. Raises LaunchError."""
         try:
             source = resolve_model(serve.model, serve.load_format, serve.hf_offline, progress)
-            return cls(source, load_model_config(source))
+            config = load_model_config(source)
+            for rank in range(serve.tp):
+                shard_model(config, serve.tp, rank)
+            return cls(source, config)
         except ModelError as error:
             raise LaunchError(str(error)) from error
 

