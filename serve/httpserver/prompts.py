@@ -101,7 +101,9 @@ class PromptEncoder:
             ids = [self._tokenizer.bos_token_id]
         if not ids:
             raise bad_request("the prompt is empty", param)
-        return EncodedPrompt(np.array(ids, np.uint32), text)
+        array = np.array(ids, np.uint32)
+        check_prompt_ids(array, self._vocab_size, param)  # some tokenizers know more tokens than their model
+        return EncodedPrompt(array, text)
 
     def _ids(self, ids: list[int]) -> EncodedPrompt:
         self._check_length(len(ids), "prompt")
