@@ -177,7 +177,7 @@ class ModelConfig:
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
-            raise ModelError(f"model config: {error}") from None
+            raise ModelError(f"model config: {error}") from error
 
 
 def load_model_config(source: ModelSource) -> ModelConfig:

@@ -54,11 +54,11 @@ class GgufFile:
             with path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read ({error})") from None
+            raise ModelError(f"{path}: cannot be read ({error})") from error
         try:
             self._parse()
-        except (struct.error, UnicodeDecodeError, OverflowError, IndexError):
-            raise ModelError(f"{path}: the GGUF header is truncated or corrupt") from None
+        except (struct.error, UnicodeDecodeError, OverflowError, IndexError) as error:
+            raise ModelError(f"{path}: the GGUF header is truncated or corrupt") from error
 
     def array(self, name: str) -> list:
         """The decoded items of array `name`; KeyError if there is none."""
@@ -147,8 +147,8 @@ class GgufFile:
         for name, shape, kind, offset in infos:
             try:
                 quant = GGMLQuantizationType(kind)
-            except ValueError:
-                raise ModelError(f"{self.path}: tensor {name} has an unknown quantization type ({kind})") from None
+            except ValueError as error:
+                raise ModelError(f"{self.path}: tensor {name} has an unknown quantization type ({kind})") from error
             block, block_bytes = GGML_QUANT_SIZES[quant]
             count = 1
             for extent in shape:

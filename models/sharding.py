@@ -31,7 +31,7 @@ def shard_model(config: ModelConfig, size: int, rank: int) -> Sharding:
     try:
         heads = shard_heads(config.num_q_heads, config.num_kv_heads, size, rank)
     except ValueError as error:
-        raise ModelError(f"--tp {size} is too large for this model: {error}") from None
+        raise ModelError(f"--tp {size} is too large for this model: {error}") from error
     vocab = [_split(config.vocab_size, size, r) for r in range(size)]
     shared = config.moe.shared_intermediate_size if config.moe else 0
     return Sharding(

@@ -105,10 +105,6 @@ class Compiler:
         self._engine.finalize_object()
         return int(self._engine.get_function_address(function.name))
 
-    def assembly(self, name: str, build: Callable[[Target, str], Function]) -> str:
-        """The machine code as text, to look at."""
-        return str(self._machine.emit_assembly(self._module(build(self.target, name))))
-
 
 @lru_cache
 def get_compiler(instruction_set: InstructionSet) -> Compiler:

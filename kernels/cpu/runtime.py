@@ -9,7 +9,7 @@ import torch
 
 from kernels.cpu.ir import Function
 from kernels.cpu.jit import InstructionSet, Target, best_instruction_set, get_compiler
-from kernels.cpu.team import ThreadTeam
+from kernels.cpu.team import MAX_CHUNKS, ThreadTeam
 
 _MAX_WORDS = 48
 CHUNKS_PER_THREAD = 8  # enough that a thread that loses its core does not hold up the others for long
@@ -44,7 +44,12 @@ class Runtime:
         return self._compiler.address(name, build)
 
     def run(self, body: int, prologue: int, num_chunks: int, words: tuple[int, ...], *, is_long: bool = False) -> None:
-        """Run one job with its argument words; a long one releases the interpreter lock."""
+        """Run one job with its argument words; a long one releases the interpreter lock.
+
+        Raises ValueError for more chunks than the team can count.
+        """
+        if num_chunks > MAX_CHUNKS:
+            raise ValueError(f"a job has {num_chunks} chunks, at most {MAX_CHUNKS} can be counted")
         _packer(3 + len(words))(self._job, 0, body, prologue, num_chunks, *words)
         self._team.launch(self._job_address, is_long)
 
@@ -71,8 +76,8 @@ def is_bf16(x: torch.Tensor) -> bool:
     """Whether the model dtype is bfloat16 (else float32); raises TypeError for any other."""
     try:
         return IS_BF16[x.dtype]
-    except KeyError:
-        raise TypeError(f"the CPU kernels take bfloat16 and float32, not {x.dtype}") from None
+    except KeyError as error:
+        raise TypeError(f"the CPU kernels take bfloat16 and float32, not {x.dtype}") from error
 
 
 def check_same_layout(x: torch.Tensor, *others: torch.Tensor | None) -> None:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from kernels.cpu.ir import I32, I64, Function, Value
 from kernels.cpu.jit import Compiler, Target, as_python_function
 
-MAX_CHUNKS = 32_000
+MAX_CHUNKS = 32_000  # well within the word's 16 bits, which also count what late workers claim in vain
 JOB_BODY, JOB_PROLOGUE, JOB_CHUNKS, JOB_ARGS = 0, 1, 2, 3
 
 # Byte offsets in the control block, on cache lines of their own.

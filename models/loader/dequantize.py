@@ -118,5 +118,5 @@ def dequantize_rows(rows: torch.Tensor, quant: GGMLQuantizationType) -> torch.Te
         return _FAST[quant](rows.reshape(-1, block_bytes)).view(rows.shape[0], -1)
     try:
         return torch.from_numpy(dequantize(rows.contiguous().numpy(), quant))
-    except NotImplementedError:
-        raise ModelError(f"GGUF quantization {quant.name} is not supported") from None
+    except NotImplementedError as error:
+        raise ModelError(f"GGUF quantization {quant.name} is not supported") from error

@@ -13,7 +13,6 @@ class BlockDigester:
 
     def __init__(self, files: tuple[Path, ...], rank: int, size: int, executor: Executor) -> None:
         blocks = file_blocks(files)
-        self.num_blocks = len(blocks)
         self._mine = {index: blocks[index] for index in range(rank, len(blocks), size)}
         self._futures: dict[int, Future[bytes]] = {
             index: executor.submit(digest_block, *block) for index, block in self._mine.items()
@@ -29,5 +28,5 @@ class BlockDigester:
                 if progress is not None:
                     progress("digest", done, total)
         except OSError as error:
-            raise ModelError(f"weights cannot be read: {error}") from None
+            raise ModelError(f"weights cannot be read: {error}") from error
         return digests

@@ -1,13 +1,10 @@
 """Random weights of the right shapes, for benchmarks and tests: the same values at every tensor-parallel size."""
 
 import hashlib
-import json
 
 import torch
 
-from models.config import ModelConfig
 from models.weight_plan import Piece, WeightPlan, WeightReader
-from models.weights_digest import DIGEST_BYTES
 
 _SCALE = 0.02 * 3**0.5  # uniform in [-a, a] with the usual standard deviation of 0.02
 _CHUNK_ELEMENTS = 1 << 18
@@ -56,9 +53,3 @@ def _uniform(bits: torch.Tensor) -> torch.Tensor:
         bits.mul_(multiplier).bitwise_and_(0xFFFFFFFF)
     bits ^= bits >> 15
     return bits.float().mul_(2 * _SCALE / 2**32).sub_(_SCALE)
-
-
-def dummy_digest(config: ModelConfig, seed: int) -> bytes:
-    """The digest that stands for the weights: they follow from config and seed."""
-    facts = json.dumps({"dummy_seed": seed, "config": config.to_dict()}, sort_keys=True).encode()
-    return hashlib.blake2b(facts, digest_size=DIGEST_BYTES).digest()

@@ -13,7 +13,7 @@ from models.config import ModelConfig
 from models.errors import ModelError
 from models.layers.decoder import DecoderModel
 from models.loader.digest import BlockDigester
-from models.loader.dummy import DummyReader, dummy_digest
+from models.loader.dummy import DummyReader
 from models.loader.filling import WeightFilling
 from models.loader.gguf import GgufReader
 from models.loader.safetensors import SafetensorsReader, keep_name
@@ -29,11 +29,11 @@ class LoadedModel:
     """A model ready to run, and this rank's share of the weights' digest.
 
     block_digests: 32 bytes by block index; `models.weights_digest.merge_block_digests` wants those of all ranks.
+    Random weights have none: they follow from config and seed.
     """
 
     model: DecoderModel
     block_digests: dict[int, bytes]
-    num_blocks: int
 
 
 def load_model(
@@ -62,12 +62,10 @@ def load_model(
         filling = WeightFilling(plan, reader, pool, lambda size: backend.allocate((size,), dtype, device))
         digester = BlockDigester(source.weight_files, tp.rank, tp.size, pool)
         weights = filling.result(progress)
-        digests, num_blocks = digester.result(progress), digester.num_blocks
-    if source.kind == "dummy":
-        digests, num_blocks = ({0: dummy_digest(config, dummy_seed)} if tp.rank == 0 else {}), 1
+        digests = digester.result(progress)
     positions = max_positions or config.max_position_embeddings
     model = family.build_model(config, weights, sharding, tp, backend, device=device, max_positions=positions)
-    return LoadedModel(model, digests, num_blocks)
+    return LoadedModel(model, digests)
 
 
 def _open_reader(config: ModelConfig, source: ModelSource, plan: WeightPlan, seed: int) -> WeightReader:

@@ -39,7 +39,7 @@ class SafetensorsReader(WeightReader):
             try:
                 file = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path}: truncated or corrupt safetensors file ({error})") from None
+                raise ModelError(f"{path}: truncated or corrupt safetensors file ({error})") from error
             self._files.append(file)
             for stored in sorted(file.keys()):
                 name = rename(stored)

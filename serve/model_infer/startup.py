@@ -250,7 +250,6 @@ def _ready(
     logger.info("ready: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.seconds.items()))
     info: dict[str, object] = {
         "block_digests": {index: digest.hex() for index, digest in loaded.block_digests.items()},
-        "num_blocks": loaded.num_blocks,
         "num_pages": num_pages,
         "memory": {**memory, "resident": resident_bytes()},
         "phases": clock.seconds,

@@ -123,8 +123,8 @@ def _with_option(text: str, rule: FaultRule, option: str) -> FaultRule:
 def _number(text: str, value: str, least: float, most: float) -> float:
     try:
         number = float(value)
-    except ValueError:
-        raise FaultSpecError(f"fault {text!r}: {value!r} is not a number") from None
+    except ValueError as error:
+        raise FaultSpecError(f"fault {text!r}: {value!r} is not a number") from error
     if not least <= number <= most:
         raise FaultSpecError(f"fault {text!r}: {value} is not between {least:g} and {most:g}")
     return number

@@ -11,7 +11,8 @@ import torch
 
 from kernels.cpu.ir import I64, Function
 from kernels.cpu.jit import Target, best_instruction_set, get_compiler
-from kernels.cpu.team import ThreadTeam
+from kernels.cpu.runtime import Runtime
+from kernels.cpu.team import MAX_CHUNKS, ThreadTeam
 
 
 def build_increment(target: Target, name: str) -> Function:
@@ -67,3 +68,13 @@ if os.fork() == 0:
 assert os.wait()[1] == 0
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_job_of_more_chunks_than_can_be_counted_is_refused() -> None:
+    runtime = Runtime(1, None)
+    body = runtime.kernel("test_increment", build_increment)
+    counts = torch.zeros(MAX_CHUNKS + 1, dtype=torch.int64)
+    runtime.run(body, 0, MAX_CHUNKS, (counts.data_ptr(),))
+    with pytest.raises(ValueError, match="32001 chunks"):
+        runtime.run(body, 0, MAX_CHUNKS + 1, (counts.data_ptr(),))
+    assert counts.sum() == MAX_CHUNKS

@@ -138,7 +138,7 @@ def test_a_worker_from_start_to_stop(start: type[WorkerProcess]):
     worker = start()
     ready = worker.wait_for(ChildReady)
     assert isinstance(ready, ChildReady)
-    assert set(ready.info) == {"block_digests", "num_blocks", "num_pages", "memory", "phases", "copy_bytes_per_s"}
+    assert set(ready.info) == {"block_digests", "num_pages", "memory", "phases", "copy_bytes_per_s"}
     assert ready.info["num_pages"]["full"] == -(-(2 * 129 + 4 * 256) // 16)
     check_texts(worker)
     check_jobs(worker)
