@@ -132,6 +132,7 @@ class ModelConfig:
     FULL. window: keys that a query of a layer with a window sees, its own among them (0 without such layers);
     window_rope: their rotation where it is another one. query_scale: factor on query times key; None means head_dim **
     -0.5. norm_offset: is added to the norm weights of the checkpoint.
+    embedding_scale: factor on embeddings.
     """
 
     architecture: str
@@ -156,6 +157,7 @@ class ModelConfig:
     window_rope: RopeConfig | None = None
     query_scale: float | None = None
     norm_offset: float = 0.0
+    embedding_scale: float = 1.0
     mla: MlaConfig | None = None
     linear_attention: LinearAttentionConfig | None = None
     compression: CompressionConfig | None = None
@@ -218,6 +220,10 @@ def check_config(config: ModelConfig, where: str) -> ModelConfig:
         )
     if config.head_dim < 2 or config.head_dim % 2 or not 0 < config.rope.rotary_dim <= config.head_dim:
         raise ModelError(f"{where}: head_dim {config.head_dim} does not suit rotary embeddings")
+    if config.layer_types and len(config.layer_types) != config.num_layers:
+        raise ModelError(f"{where}: types of {len(config.layer_types)} layers for {config.num_layers} layers")
+    if config.window < 1 and LayerType.WINDOW in config.layer_types:
+        raise ModelError(f"{where}: layers have a sliding window, but its size is missing")
     if config.moe is not None and min(config.moe.intermediate_size, config.moe.sparse_step) < 1:
         raise ModelError(f"{where}: intermediate size and step of the experts must be positive")
     if config.moe is not None and config.moe.num_experts % config.moe.num_groups:

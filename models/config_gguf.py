@@ -1,21 +1,26 @@
 """Config of a GGUF file: the only reader of GGUF metadata keys that describe the model."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 from models.config import ModelConfig, MoeConfig, RopeConfig, check_config
 from models.errors import ModelError
 from models.gguf_file import GgufFile
+from models.layer_types import LayerType
 from models.registry import family_of
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
 }
 _END_FIELDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _FILE_TYPE_F32 = 0
+_GEMMA3_PERIOD = 6
+_GEMMA3_27B_LAYERS = 62
 
 
 class _Fields:
@@ -50,7 +55,7 @@ def read_gguf_config(path: Path) -> ModelConfig:
         raise ModelError(
             f"{path}: is one of {file.fields['split.count']} parts; GGUF files in parts are not supported yet"
         )
-    if fields.get("attention.sliding_window"):
+    if fields.get("attention.sliding_window") and prefix != "gemma3":
         raise ModelError(f"{path}: sliding-window attention ({prefix}) is not supported yet")
     moe = _read_moe(fields)
     if moe is not None and prefix != "qwen3moe":
@@ -81,7 +86,28 @@ def read_gguf_config(path: Path) -> ModelConfig:
         bos_token_id=file.fields.get("tokenizer.ggml.bos_token_id"),
         dtype="float32" if file.fields.get("general.file_type") == _FILE_TYPE_F32 else "bfloat16",
     )
+    if prefix == "gemma3":
+        config = _with_gemma3(fields, config)
     return check_config(config, str(path))
+
+
+def _with_gemma3(fields: _Fields, config: ModelConfig) -> ModelConfig:
+    """What llama.cpp knows of gemma3 beyond the file: its converter adds one to norm weights, and of six layers five
+    have a window with a rotation of its own."""
+    layers = range(1, config.num_layers + 1)
+    return replace(
+        config,
+        layer_types=tuple(LayerType.WINDOW if layer % _GEMMA3_PERIOD else LayerType.FULL for layer in layers),
+        window=fields.number("attention.sliding_window"),
+        window_rope=RopeConfig("default", fields.number("rope.freq_base_swa", 10000.0), config.head_dim),
+        query_scale=_gemma3_query_width(config) ** -0.5,
+        embedding_scale=config.hidden_size**0.5,
+    )
+
+
+def _gemma3_query_width(config: ModelConfig) -> int:
+    """The 27B model alone scales queries by its hidden size a head instead of by the head's size."""
+    return config.hidden_size // config.num_q_heads if config.num_layers == _GEMMA3_27B_LAYERS else config.head_dim
 
 
 def _shortest_float(value: float) -> float:

@@ -7,9 +7,13 @@ from models.errors import ModelError
 from models.hf_families import FAMILY_READERS
 from models.hf_fields import HfFields, read_json
 from models.hf_rope import read_rope
+from models.layer_types import LayerType
 from models.registry import family_of
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_ACTIVATIONS = {"gemma3": "gelu_pytorch_tanh"}  # where it is not silu
+# Every so many-th layer is FULL and the others have a window, where config.json does not name the layers.
+_WINDOW_PERIODS = {"gemma3": 6}
 _QWEN3_HEAD_DIM = 128  # Qwen3Config's default where config.json leaves it out
 _REFUSED = {"mlp_bias": "biases in the MLP", "quantization_config": "checkpoints quantized in this way"}
 
@@ -24,9 +28,10 @@ def read_hf_config(directory: Path) -> ModelConfig:
     for name, what in _REFUSED.items():
         if fields.get(name):
             raise ModelError(f"{path}: {what} ({name}) are not supported yet")
-    if fields.get("hidden_act") not in (None, "silu"):
-        raise ModelError(f"{path}: field 'hidden_act': {fields.get('hidden_act')!r} is not supported (silu is)")
-    _refuse_sliding_window(fields, family, architecture)
+    activation, wanted = fields.get("hidden_act", "hidden_activation"), _ACTIVATIONS.get(family, "silu")
+    if activation not in (None, wanted):
+        raise ModelError(f"{path}: field 'hidden_act': {activation!r} is not supported ({wanted} is)")
+    layer_types = _layer_types(fields, family, architecture)
     heads, head_dim = fields.number("num_attention_heads"), _head_dim(fields, family)
     bias = bool(fields.get("attention_bias"))
     config = ModelConfig(
@@ -50,6 +55,8 @@ def read_hf_config(directory: Path) -> ModelConfig:
         eos_token_ids=_end_tokens(fields, directory),
         bos_token_id=fields.number("bos_token_id") if fields.get("bos_token_id") is not None else None,
         dtype=_dtype(fields),
+        layer_types=layer_types,
+        window=fields.number("sliding_window") if LayerType.WINDOW in layer_types else 0,
     )
     if family in FAMILY_READERS:
         config = FAMILY_READERS[family](fields, config)
@@ -85,23 +92,29 @@ def _dtype(fields: HfFields) -> str:
     return name
 
 
-def _refuse_sliding_window(fields: HfFields, family: str, architecture: str) -> None:
-    """Raise if any layer attends to a window that is shorter than the context."""
+def _layer_types(fields: HfFields, family: str, architecture: str) -> tuple[LayerType, ...]:
+    """Of each layer, where they differ by a window alone; empty where all are FULL, as with a window that no context
+    is longer than, and where a family's own reader must say."""
     if fields.get("sliding_window") is None:
-        return
-    window = fields.number("sliding_window")
-    if window >= fields.number("max_position_embeddings"):
-        return
-    layer_types = fields.get("layer_types")
+        return ()
+    if fields.number("sliding_window") >= fields.number("max_position_embeddings"):
+        return ()
+    count, named = fields.number("num_hidden_layers"), fields.get("layer_types")
     if family == "llama":
-        active = architecture == "MistralForCausalLM"
-    elif layer_types is not None:
-        active = "sliding_attention" in layer_types
+        has_window = [architecture == "MistralForCausalLM"] * count
+    elif isinstance(named, list):
+        if not set(map(str, named)) <= {LayerType.FULL.value, LayerType.WINDOW.value}:
+            return ()
+        has_window = [name == LayerType.WINDOW.value for name in named]
+    elif family in _WINDOW_PERIODS:
+        period = fields.number("sliding_window_pattern", default=_WINDOW_PERIODS[family])
+        has_window = [(layer + 1) % period != 0 for layer in range(count)]
     else:
-        first = fields.number("max_window_layers", default=28)
-        active = bool(fields.get("use_sliding_window")) and first < fields.number("num_hidden_layers")
-    if active:
-        raise ModelError(f"{fields.where}: sliding-window attention (sliding_window={window}) is not supported yet")
+        first = fields.number("max_window_layers", default=28) if fields.get("use_sliding_window") else count
+        has_window = [layer >= first for layer in range(count)]
+    if not any(has_window):
+        return ()
+    return tuple(LayerType.WINDOW if has else LayerType.FULL for has in has_window)
 
 
 def _read_moe(fields: HfFields) -> MoeConfig:

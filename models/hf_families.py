@@ -5,9 +5,11 @@ from collections.abc import Callable
 from models.config import ModelConfig
 from models.hf_deepseek import read_deepseek
 from models.hf_fields import HfFields
+from models.hf_gemma3 import read_gemma3
 from models.hf_qwen3_next import read_qwen3_next
 
 FAMILY_READERS: dict[str, Callable[[HfFields, ModelConfig], ModelConfig]] = {
     "deepseek": read_deepseek,
+    "gemma3": read_gemma3,
     "qwen3_next": read_qwen3_next,
 }

@@ -10,6 +10,7 @@ _FAMILIES = {
     "DeepseekV3ForCausalLM": "deepseek",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
+    "Gemma3ForCausalLM": "gemma3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3NextForCausalLM": "qwen3_next",

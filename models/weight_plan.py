@@ -12,8 +12,9 @@ from models.errors import ModelError, name_first
 class Piece:
     """Indexes [start, stop) along `dim` of checkpoint tensor `name`, whose whole shape is `shape`.
 
-    It fills rows of the target from `row` on, within the target's leading index `expert` if that is not None.
-    Names are those of transformers' checkpoints; readers of other formats translate.
+    It fills rows of the target from `row` on, within the target's leading index `expert` if that is not None; `offset`
+    is added to what the checkpoint has. Names are those of transformers' checkpoints; readers of other formats
+    translate.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Piece:
     stop: int
     row: int = 0
     expert: int | None = None
+    offset: float = 0.0
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -46,9 +48,11 @@ class WeightPlan:
         self.pieces: dict[str, list[Piece]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
 
-    def add_whole(self, key: str, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
-        """Tensor `name` as it is."""
-        self._add(key, shape, [Piece(name, shape, 0, 0, shape[0])], dtype)
+    def add_whole(
+        self, key: str, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, *, offset: float = 0.0
+    ) -> None:
+        """Tensor `name` as it is, plus `offset`."""
+        self._add(key, shape, [Piece(name, shape, 0, 0, shape[0], offset=offset)], dtype)
 
     def add_rows(
         self,

@@ -4,6 +4,7 @@ import torch
 
 from kernels.interface import AttentionBatch, KernelBackend
 from models.config import ModelConfig
+from models.layer_types import LayerType
 from models.parallel import TensorParallel
 from models.sharding import Sharding
 from models.weight_plan import WeightPlan
@@ -19,7 +20,9 @@ def plan_attention(plan: WeightPlan, layer: int, config: ModelConfig, sharding: 
     def parts(kind: str) -> list[tuple[str, int, int, int]]:
         return [(f"{prefix}.self_attn.{name}.{kind}", *extent) for name, extent in ranges.items()]
 
-    plan.add_whole(f"{layer}.attn_norm", f"{prefix}.input_layernorm.weight", (config.hidden_size,))
+    plan.add_whole(
+        f"{layer}.attn_norm", f"{prefix}.input_layernorm.weight", (config.hidden_size,), offset=config.norm_offset
+    )
     plan.add_rows(f"{layer}.qkv", parts("weight"), (config.hidden_size,))
     if config.attention_bias:
         plan.add_rows(f"{layer}.qkv_bias", parts("bias"), ())
@@ -29,11 +32,14 @@ def plan_attention(plan: WeightPlan, layer: int, config: ModelConfig, sharding: 
         plan.add_whole(f"{layer}.o_bias", f"{output}.bias", (config.hidden_size,))
     if config.qk_norm:
         for name in ("q_norm", "k_norm"):
-            plan.add_whole(f"{layer}.{name}", f"{prefix}.self_attn.{name}.weight", (dim,))
+            plan.add_whole(f"{layer}.{name}", f"{prefix}.self_attn.{name}.weight", (dim,), offset=config.norm_offset)
 
 
 class Attention:
-    """x += attention(norm(x)), with the new keys and values stored in the pool."""
+    """x += attention(norm(x)), with the new keys and values stored in the pool.
+
+    A layer with a weight `attn_post_norm` normalises what it adds; one with `sinks` has these logits in its softmax.
+    """
 
     def __init__(
         self,
@@ -54,7 +60,11 @@ class Attention:
         self.q_norm = weights.get(f"{layer}.q_norm")
         self.k_norm = weights.get(f"{layer}.k_norm")
         self.eps = config.rms_norm_eps
-        self.scale = config.head_dim**-0.5
+        self.scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+        self.window = config.window if config.layer_type(layer) is LayerType.WINDOW else 0
+        sinks = weights.get(f"{layer}.sinks")
+        self.sinks = None if sinks is None else sinks.float()
+        self.post_norm = weights.get(f"{layer}.attn_post_norm")
         self.num_q_heads = sharding.heads.num_q_heads
         self.cos_sin = cos_sin
         self.tp = tp
@@ -77,11 +87,12 @@ class Attention:
             x = x.index_select(0, rows)
             if not len(rows):
                 return x
-        out = backend.paged_attention(q, kv_layer, batch, self.scale).flatten(1)
+        out = backend.paged_attention(q, kv_layer, batch, self.scale, self.window, self.sinks).flatten(1)
         if rows is not None:
             out = out.index_select(0, rows)
-        if self.tp.size == 1:
+        if self.tp.size == 1 and self.post_norm is None:
             backend.linear_residual(out, self.o, x, self.o_bias)
-        else:
-            x += self.tp.all_reduce(backend.linear(out, self.o, self.o_bias))
+            return x
+        added = self.tp.all_reduce(backend.linear(out, self.o, self.o_bias))
+        x += added if self.post_norm is None else backend.rms_norm(added, self.post_norm, self.eps)
         return x

@@ -21,7 +21,9 @@ def plan_moe(plan: WeightPlan, layer: int, config: ModelConfig, sharding: Shardi
         gate_up.append(Piece(f"{name}.gate_proj.weight", (inner, hidden), 0, start, stop, 0, expert))
         gate_up.append(Piece(f"{name}.up_proj.weight", (inner, hidden), 0, start, stop, width, expert))
         down.append(Piece(f"{name}.down_proj.weight", (hidden, inner), 1, start, stop, 0, expert))
-    plan.add_whole(f"{layer}.mlp_norm", f"{prefix}.post_attention_layernorm.weight", (hidden,))
+    plan.add_whole(
+        f"{layer}.mlp_norm", f"{prefix}.post_attention_layernorm.weight", (hidden,), offset=config.norm_offset
+    )
     plan.add_whole(f"{layer}.router", f"{prefix}.mlp.gate.weight", (moe.num_experts, hidden))
     plan.add_experts(f"{layer}.gate_up", (moe.num_experts, 2 * width, hidden), gate_up)
     plan.add_experts(f"{layer}.down", (moe.num_experts, hidden, width), down)

@@ -25,7 +25,7 @@ class DummyReader(WeightReader):
 
     def read(self, piece: Piece, out: torch.Tensor) -> None:
         if piece.name.endswith("norm.weight"):
-            out.fill_(1.0)
+            out.fill_(1.0 - piece.offset)
             return
         first_row, first_column = (piece.start, 0) if piece.dim == 0 else (0, piece.start)
         matrix = out.flatten(1) if out.dim() > 1 else out.unsqueeze(1)

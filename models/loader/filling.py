@@ -51,9 +51,15 @@ def _aligned(size: int) -> int:
 def _fill(reader: WeightReader, piece: Piece, view: torch.Tensor) -> int:
     """Read one piece into its place, through host memory if that is elsewhere; returns its bytes."""
     if view.device.type == "cpu":
-        reader.read(piece, view)
+        _read(reader, piece, view)
     else:
         staged = torch.empty(piece.local_shape, dtype=view.dtype)
-        reader.read(piece, staged)
+        _read(reader, piece, staged)
         view.copy_(staged)
     return view.nbytes
+
+
+def _read(reader: WeightReader, piece: Piece, out: torch.Tensor) -> None:
+    reader.read(piece, out)
+    if piece.offset:
+        out += piece.offset

@@ -33,6 +33,11 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
+_SANDWICH_NAMES = {  # where norms stand before and behind each half of a layer
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -54,6 +59,7 @@ class GgufReader(WeightReader):
         self._file = GgufFile(path)
         self._permuted = self._file.fields.get("general.architecture") == "llama"
         self._config = config
+        self._layer_names = {**_LAYER_NAMES, **(_SANDWICH_NAMES if config.family == "gemma3" else {})}
         self._stored: dict[str, _Stored] = {}
         for tensor in self._file.tensors.values():
             if tensor.name not in _IGNORED:
@@ -88,7 +94,8 @@ class GgufReader(WeightReader):
                 for expert in range(tensor.shape[0])
             }
         heads = {"attn_q": self._config.num_q_heads, "attn_k": self._config.num_kv_heads}.get(part, 0)
-        name = f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}" if part in _LAYER_NAMES else tensor.name
+        known = self._layer_names.get(part)
+        name = tensor.name if known is None else f"model.layers.{layer}.{known}.{kind}"
         return {name: _Stored(tensor, tensor.shape, 0, heads if self._permuted else 0)}
 
     def _raw_rows(self, stored: _Stored) -> torch.Tensor:

@@ -8,7 +8,14 @@ import torch
 import transformers
 from gguf.constants import GGMLQuantizationType
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma3": "gemma3",
+}
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -28,6 +35,13 @@ _NAMES = {
 }
 
 
+_GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
 def interleave_heads(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """Rows of each head from half-split to interleaved order, as the converter does for llama's q and k."""
     split = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
@@ -41,23 +55,29 @@ def gguf_tensors(model: transformers.PreTrainedModel, family: str) -> dict[str, 
     tied = config.tie_word_embeddings
     for name, weight in model.state_dict().items():
         values = weight.float().numpy()
+        if family == "gemma3" and "norm" in name:
+            values = values + 1
         if name.startswith("model.layers."):
             _, _, layer, rest = name.split(".", 3)
-            found.update(_layer_tensors(f"blk.{layer}", rest, values, heads if family in ("llama", "mistral") else {}))
+            permuted = heads if family in ("llama", "mistral") else {}
+            names = {**_NAMES, **(_GEMMA_NAMES if family == "gemma3" else {})}
+            found.update(_layer_tensors(f"blk.{layer}", rest, values, permuted, names))
         elif not (tied and name == "lm_head.weight"):
             stem, kind = name.rsplit(".", 1)
             found[f"{_NAMES[stem]}.{kind}"] = values
     return found
 
 
-def _layer_tensors(prefix: str, rest: str, values: np.ndarray, heads: dict[str, int]) -> dict[str, np.ndarray]:
+def _layer_tensors(
+    prefix: str, rest: str, values: np.ndarray, heads: dict[str, int], names: dict[str, str]
+) -> dict[str, np.ndarray]:
     if rest == "mlp.experts.gate_up_proj":
         gate, up = np.split(values, 2, axis=1)
         return {f"{prefix}.ffn_gate_exps.weight": gate, f"{prefix}.ffn_up_exps.weight": up}
     if rest == "mlp.experts.down_proj":
         return {f"{prefix}.ffn_down_exps.weight": values}
     stem, kind = rest.rsplit(".", 1)
-    part = _NAMES[stem]
+    part = names[stem]
     if part in heads:
         values = interleave_heads(values, heads[part])
     return {f"{prefix}.{part}.{kind}": values}
@@ -81,7 +101,10 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    if family == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
     writer.add_key_length(model.model.layers[0].self_attn.head_dim)
     writer.add_value_length(model.model.layers[0].self_attn.head_dim)
     writer.add_file_type(0 if quant is GGMLQuantizationType.F32 else 1)

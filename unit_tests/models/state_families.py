@@ -54,6 +54,13 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 64,
 }
+WINDOWS = {**COMMON, "sliding_window": 32}
+GEMMA = {
+    **WINDOWS,
+    "num_hidden_layers": 3,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**MLA, "topk_method": "group_limited_greedy"}),
     "deepseek_v2_lite": (
@@ -74,9 +81,29 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**DELTA, **EXPERTS, "mlp_only_layers": [1], "linear_num_value_heads": 2, "linear_conv_kernel_dim": 3},
     ),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**DELTA, "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA),
+    "gemma3_linear_rope": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            **GEMMA,
+            "sliding_window": 100,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "mistral": ("MistralConfig", "MistralForCausalLM", WINDOWS),
+    "qwen3_window": (
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {**WINDOWS, "use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**DELTA, **EXPERTS}),
 }
-FAMILIES = ("deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5")
+FAMILIES = ("gemma3", "mistral", "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5")
 
 
 def build(case: str, **changes: Any) -> transformers.PreTrainedModel:

@@ -10,6 +10,7 @@ import pytest
 
 from models.config import ModelConfig, MoeConfig, RopeConfig, load_model_config
 from models.errors import ModelError
+from models.layer_types import LayerType
 from models.source import ModelSource
 from unit_tests.models.builders import tiny_config
 
@@ -39,6 +40,31 @@ LLAMA_31_8B = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "vocab_size": 128256,
+}
+GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 262144,
 }
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -183,21 +209,48 @@ def test_what_cannot_be_served_is_one_clear_line(tmp_path, change, part):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "windowed"),
     [
-        {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
-        {
-            "architectures": ["Qwen2ForCausalLM"],
-            "sliding_window": 4096,
-            "use_sliding_window": True,
-            "max_window_layers": 9,
-        },
-        {"architectures": ["Qwen3ForCausalLM"], "sliding_window": 64, "layer_types": ["sliding_attention"] * 32},
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, range(32)),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 4096,
+                "use_sliding_window": True,
+                "max_window_layers": 9,
+            },
+            range(9, 32),
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "sliding_window": 64,
+                "layer_types": ["sliding_attention", "full_attention"] * 16,
+            },
+            range(0, 32, 2),
+        ),
     ],
 )
-def test_an_active_sliding_window_is_refused(tmp_path, change):
-    assert "sliding-window attention" in error_of(tmp_path, {**LLAMA_31_8B, **change})
-    assert "not supported yet" in error_of(tmp_path, {**LLAMA_31_8B, **change})
+def test_layers_with_a_sliding_window(tmp_path, change, windowed):
+    config = read(tmp_path, {**LLAMA_31_8B, **change})
+    assert config.window == change["sliding_window"]
+    assert [layer for layer in range(32) if config.layer_type(layer) is LayerType.WINDOW] == list(windowed)
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_gemma3_as_the_hub_has_it(tmp_path):
+    """The fields of google/gemma-3-1b-pt."""
+    config = read(tmp_path, GEMMA3_1B)
+    assert [layer for layer in range(26) if config.layer_type(layer) is LayerType.FULL] == [5, 11, 17, 23]
+    assert (config.window, config.qk_norm, config.tie_word_embeddings, config.norm_offset) == (512, True, True, 1.0)
+    assert config.rope == RopeConfig("default", 1_000_000.0, 256)
+    assert config.window_rope == RopeConfig("default", 10_000.0, 256)
+    assert (config.query_scale, config.embedding_scale) == (1 / 16, 1152**0.5)
+    scaled = read(tmp_path, {**GEMMA3_1B, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert scaled.rope == RopeConfig("linear", 1_000_000.0, 256, factor=8.0)
+    assert scaled.window_rope == config.window_rope
+    assert "softcapping" in error_of(tmp_path, {**GEMMA3_1B, "final_logit_softcapping": 30.0})
+    assert "'silu' is not supported" in error_of(tmp_path, {**GEMMA3_1B, "hidden_activation": "silu"})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from models.errors import ModelError
 from models.source import resolve_model
 from unit_tests.models.builders import PagedRunner, ThreadGroup, hf_logits, hf_model, load
 from unit_tests.models.gguf_builders import state_dict_of, write_gguf
+from unit_tests.models.state_families import build, logits_of
 
 Quant = GGMLQuantizationType
 TOKENS = [1, 17, 99, 4, 200, 31, 8, 77, 250, 63, 12, 5, 140, 141, 7, 90, 33, 21, 19]
@@ -36,6 +37,14 @@ def test_every_family_gives_the_logits_of_transformers(family, changes, tmp_path
     write_gguf(model, family, tmp_path / "m.gguf")
     runner = PagedRunner(load(tmp_path / "m.gguf").model)
     assert_close(runner.step([(0, TOKENS)]), hf_logits(model, TOKENS))
+
+
+def test_gemma3_has_norms_with_one_added_and_a_period_of_six_layers(tmp_path):
+    model = build("gemma3", layer_types=None, num_hidden_layers=7, query_pre_attn_scalar=16, sliding_window=8)
+    write_gguf(model, "gemma3", tmp_path / "m.gguf")
+    runner = PagedRunner(load(tmp_path / "m.gguf").model)
+    assert runner.model.groups == ["window"] * 5 + ["full", "window"]
+    assert_close(runner.step([(0, TOKENS)]), logits_of(model, TOKENS))
 
 
 @pytest.mark.parametrize("quant", ROWS_OF_BLOCKS, ids=lambda quant: quant.name)
