@@ -15,6 +15,7 @@ _ESTIMATES = {
 }
 _DIRECTIONS = ("loads", "stores")
 _RESULTS = ("done", "failed", "dropped", "cancelled")
+_DISK_EVENTS = ("index_resets", "stray_segments", "shrunk_segments", "useless_rows", "stores_refused")
 _DISK_OUTCOMES = ("done", "failed", "refused", "missing", "corrupt")
 
 

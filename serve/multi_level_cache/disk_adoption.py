@@ -5,7 +5,6 @@ are served as they come, and stores are accepted once all of it is known.
 """
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +20,20 @@ from serve.multi_level_cache.page_state import PageKey
 CHUNK = 1000  # objects a piece: about a millisecond of the manager's thread
 SEGMENT_PREFIX = "segment-"
 
-logger = logging.getLogger(__name__)
-
 OpenSegment = Callable[[Path, int], SegmentFile]
 
 
 @dataclass(frozen=True)
 class FoundSegments:
-    """Comes first. served: segments of the namespace, open; foreign: all others."""
+    """Comes first. served: segments of the namespace, open; foreign: all others.
+
+    num_strays: files without a row, and num_shrunk: segments beyond the quota, that were deleted.
+    """
 
     served: list[tuple[SegmentRow, SegmentFile]]
     foreign: list[SegmentRow]
+    num_strays: int
+    num_shrunk: int
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,13 @@ class FoundObjects:
 
 @dataclass(frozen=True)
 class AdoptionEnd:
-    """Comes last. free: by served segment, slots without a row, to be taken from the end."""
+    """Comes last. free: by served segment, slots without a row, to be taken from the end.
+
+    num_useless: rows that did not fit the model, and were deleted.
+    """
 
     free: dict[int, list[int]]
+    num_useless: int
 
 
 Found = FoundSegments | FoundObjects | AdoptionEnd
@@ -65,21 +71,21 @@ class Adoption:
         """Raises OSError and sqlite3.Error; what was told until then holds."""
         index.delete_orphans()
         rows = {row.number: row for row in index.segments()}
-        self._delete_strays(set(rows))
-        self._shrink(index, rows)
+        num_strays = self._delete_strays(set(rows))
+        num_shrunk = self._shrink(index, rows)
         served = [row for row in rows.values() if row.namespace == self.namespace]
         foreign = [row for row in rows.values() if row.namespace != self.namespace]
         index.set_formats(self.namespace, self.formats.values())
-        tell(FoundSegments([(row, self._open(row)) for row in served], foreign))
+        tell(FoundSegments([(row, self._open(row)) for row in served], foreign, num_strays, num_shrunk))
         reader = _ObjectReader(served, self.formats)
         for objects in _chunks(reader.read(index.newest_objects(self.namespace)), CHUNK):
             tell(FoundObjects(objects))
         if reader.useless:
             index.change([], reader.useless)
-        tell(AdoptionEnd(reader.free()))
+        tell(AdoptionEnd(reader.free(), len(reader.useless)))
 
-    def _shrink(self, index: DiskIndex, rows: dict[int, SegmentRow]) -> None:
-        """Whole segments go until the quota holds: foreign ones first, least recently used first."""
+    def _shrink(self, index: DiskIndex, rows: dict[int, SegmentRow]) -> int:
+        """Whole segments go until the quota holds: foreign ones first, least recently used first. Returns how many."""
         order = sorted(rows.values(), key=lambda row: (row.namespace == self.namespace, index.last_use(row.number)))
         excess = sum(row.num_bytes for row in order) - self.quota_bytes
         num_gone = 0
@@ -91,10 +97,9 @@ class Adoption:
             self._path(row.number).unlink(missing_ok=True)
             excess -= row.num_bytes
             num_gone += 1
-        if num_gone:
-            logger.warning("disk cache: %d segments beyond the quota are deleted", num_gone)
+        return num_gone
 
-    def _delete_strays(self, known: set[int]) -> None:
+    def _delete_strays(self, known: set[int]) -> int:
         """Segment files without a row: their making or deleting was cut short, or the index was lost."""
         num_strays = 0
         for path in self.directory.glob(f"{SEGMENT_PREFIX}*"):
@@ -102,8 +107,7 @@ class Adoption:
             if number.isdigit() and int(number) not in known:
                 path.unlink(missing_ok=True)
                 num_strays += 1
-        if num_strays:
-            logger.warning("disk cache: %d segment files that the index does not know are deleted", num_strays)
+        return num_strays
 
     def _path(self, number: int) -> Path:
         return segment_path(self.directory, number)

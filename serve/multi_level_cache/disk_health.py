@@ -49,4 +49,5 @@ class DiskHealth:
         """Serve nothing until the next start."""
         if self.off_reason is None:
             self.off_reason = reason
+            self._counts["errors"] += 1
             logger.error("disk cache: off, because %s", reason)

@@ -245,14 +245,23 @@ class DiskTier(SecondaryTier):
             directory = self._options.directory
             logger.warning("disk cache: the index in %s cannot be read; it starts empty", directory)
         elif isinstance(event, IndexUnusable):
-            self._counts["errors"] += 1
             self._health.turn_off(f"the index cannot be used: {event.error}")
         elif isinstance(event, FoundSegments):
             self._room.adopt_segments(self._namespace or b"", event)
+            self._count_lost("stray_segments", event.num_strays, "segment files that the index does not know")
+            self._count_lost("shrunk_segments", event.num_shrunk, "segments beyond the quota")
         else:
             self._room.adopt_free(event)
+            self._count_lost("useless_rows", event.num_useless, "rows that do not fit the model")
             self._is_adopted = True
             self._evicted_unseen.clear()
+            mine, others = len(self._room.files), len(self._room.foreign)
+            logger.info("disk cache: %d pages in %d segments, %d segments of others", len(self._space), mine, others)
+
+    def _count_lost(self, name: str, number: int, what: str) -> None:
+        if number:
+            self._counts[name] += number
+            logger.warning("disk cache: %d %s are deleted", number, what)
 
     def _is_evicted_unseen(self, each: DiskObject) -> bool:
         return any(is_wanted(each) for is_wanted in self._evicted_unseen)
@@ -287,9 +296,8 @@ class DiskTier(SecondaryTier):
     def _on_committed(self, event: Committed) -> None:
         command = event.command
         if isinstance(command, Adopt) and event.error is not None:
-            self._counts["errors"] += 1
             self._health.turn_off(f"the directory cannot be read: {event.error}")
-        elif event.error is not None:
+        elif event.error is not None and self._is_serving:
             self._health.on_error(f"the index could not be changed: {event.error}")
         if isinstance(command, CommitStore):
             self._on_stored(command, event.error is None)

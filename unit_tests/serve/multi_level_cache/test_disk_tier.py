@@ -19,6 +19,7 @@ from serve.multi_level_cache.disk_index import DiskIndex
 from serve.multi_level_cache.disk_io import SegmentFile
 from serve.multi_level_cache.disk_room import DiskOptions
 from serve.multi_level_cache.disk_tier import DiskTier
+from serve.multi_level_cache.fault_injector import FaultInjector
 from serve.multi_level_cache.object_format import ObjectFormat
 from serve.multi_level_cache.page_state import PageKey, TierTicket
 from serve.multi_level_cache.secondary_tier import LoadRequest, StoreRequest, TransferOutcome, TransferResult
@@ -31,9 +32,17 @@ SPACE = b"n" * 32
 class Disk:
     """A tier in a directory, and the waiting that tests need."""
 
-    def __init__(self, directory: Path, quota: int = 1 << 20, namespace: bytes = SPACE, **options: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        quota: int = 1 << 20,
+        namespace: bytes = SPACE,
+        faults: FaultInjector | None = None,
+        **options: float,
+    ) -> None:
         self.directory = directory
-        self.tier = DiskTier(DiskOptions(directory, quota, segment_bytes=1 << 17, **options), FORMATS)  # type: ignore[arg-type]
+        settings = DiskOptions(directory, quota, segment_bytes=1 << 17, **options)  # type: ignore[arg-type]
+        self.tier = DiskTier(settings, FORMATS, faults=faults)
         self.tier.serve_namespace(namespace)
         self.number = 0
         self.adopt()
