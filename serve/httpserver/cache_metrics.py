@@ -132,6 +132,8 @@ def _of_disk(disk: Data) -> Iterable[Any]:
     yield gauge(
         "varve_cache_disk_paused", "1: nothing is stored after an error", (), {(): number_of(disk, "is_paused")}
     )
+    lost = {(name,): number_of(disk, name) for name in _DISK_EVENTS}
+    yield counter("varve_cache_disk_events", "What was lost at the start, or not taken", ("event",), lost)
     yield counter(
         "varve_cache_disk_errors", "Errors of reads, writes and the index", (), {(): number_of(disk, "errors")}
     )
