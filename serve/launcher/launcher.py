@@ -228,13 +228,14 @@ class Launcher:
     # --- the engine's ups and downs ----------------------------------------------------------------------------------
 
     def engine_up(self, group: EngineGroup) -> None:
-        """Tell the router, HTTP processes and the cache manager."""
+        """Tell the cache manager, the router and HTTP processes: each is known to those it answers before they ask."""
         workers = sorted(self._children.living("worker"), key=lambda child: child.spec.index)
         self._facts = merge_answers(self._config, self._launch.model, workers)
         info = engine_up_info(self._config, self._launch.model, self._facts, self._key)
         self._engine_up = EngineUp(group.epoch, info)
         open_to_clients(self._launch.listener)
-        self._children.send(self._engine_up, "router", "httpserver", "cache")
+        for role in ("cache", "router", "httpserver"):
+            self._children.send(self._engine_up, role)
         logger.info("the engine of epoch %d is up", group.epoch)
 
     def engine_down(self, group: EngineGroup) -> None:

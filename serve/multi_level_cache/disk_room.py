@@ -16,6 +16,7 @@ from serve.multi_level_cache.disk_space import DiskObject, DiskSpace
 SEGMENT_BYTES = 1 << 30
 NUM_THREADS = 4
 HANG_S = 30.0
+CLOSE_DISK_S = 10.0  # for what was submitted before a stop
 EVICT_AHEAD = 16  # free slots of a size to keep, so that a store need not wait for an eviction's transaction
 
 

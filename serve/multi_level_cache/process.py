@@ -20,7 +20,7 @@ from serve.multi_level_cache.cache_manager import CacheManager
 from serve.multi_level_cache.control import control_handlers
 from serve.multi_level_cache.disabled import DisabledCacheManager
 from serve.multi_level_cache.disk_directory import DiskDirectoryError
-from serve.multi_level_cache.disk_room import DiskOptions
+from serve.multi_level_cache.disk_room import CLOSE_DISK_S, DiskOptions
 from serve.multi_level_cache.disk_tier import DiskTier
 from serve.multi_level_cache.fault_injector import FaultInjector, parse_faults
 from serve.multi_level_cache.faulty_tier import FaultyTier
@@ -31,7 +31,6 @@ from serve.multi_level_cache.request_names import TableNames
 from serve.multi_level_cache.secondary_tier import SecondaryTier
 
 MAX_WAIT_S = 1.0
-CLOSE_DISK_S = 10.0
 
 logger = logging.getLogger(__name__)
 
