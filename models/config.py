@@ -114,12 +114,29 @@ class LinearAttentionConfig:
 
 @dataclass(frozen=True)
 class CompressionConfig:
-    """Compressed attention (DeepSeek-V4): tokens that an entry of COMPRESSED and HEAVILY_COMPRESSED layers stands
-    for."""
+    """Compressed attention (DeepSeek-V4). ratio, heavy_ratio: tokens that an entry of COMPRESSED and of
+    HEAVILY_COMPRESSED layers stands for; their rotation is `rope`. An indexer of index_heads chooses index_top_k
+    entries. Queries come from q_lora_rank dimensions; the output goes through output_rank of each of output_groups.
+    """
 
     ratio: int
     heavy_ratio: int
     index_head_dim: int
+    index_heads: int = 1
+    index_top_k: int = 1
+    q_lora_rank: int = 1
+    output_groups: int = 1
+    output_rank: int = 1
+    rope: RopeConfig | None = None
+
+
+@dataclass(frozen=True)
+class HyperConnectionConfig:
+    """A residual of several streams, mixed by matrices whose rows and columns sum to 1 after so many iterations."""
+
+    num_streams: int
+    num_iterations: int
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,7 @@ class ModelConfig:
     mla: MlaConfig | None = None
     linear_attention: LinearAttentionConfig | None = None
     compression: CompressionConfig | None = None
+    hyper_connections: HyperConnectionConfig | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"

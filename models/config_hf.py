@@ -39,7 +39,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
         family=family,
         vocab_size=fields.number("vocab_size"),
         hidden_size=fields.number("hidden_size"),
-        intermediate_size=fields.number("intermediate_size"),
+        intermediate_size=fields.number("intermediate_size", "moe_intermediate_size"),
         num_layers=fields.number("num_hidden_layers"),
         num_q_heads=heads,
         num_kv_heads=fields.number("num_key_value_heads", default=heads),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from models.config import ModelConfig
 from models.hf_deepseek import read_deepseek
+from models.hf_deepseek_v4 import read_deepseek_v4
 from models.hf_fields import HfFields
 from models.hf_gemma3 import read_gemma3
 from models.hf_qwen3_next import read_qwen3_next
@@ -11,5 +12,6 @@ from models.hf_qwen3_next import read_qwen3_next
 FAMILY_READERS: dict[str, Callable[[HfFields, ModelConfig], ModelConfig]] = {
     "deepseek": read_deepseek,
     "gemma3": read_gemma3,
+    "deepseek_v4": read_deepseek_v4,
     "qwen3_next": read_qwen3_next,
 }

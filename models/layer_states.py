@@ -99,9 +99,10 @@ def _shared_window(config: "ModelConfig", dtype: str) -> list[LayerState]:
 
 
 def _compressed(config: "ModelConfig", dtype: str) -> list[LayerState]:
-    """Window, an entry and an indexer's key for `ratio` tokens, and the compressors' rows (values | gates, float32).
+    """Window, an entry and an indexer's key for `ratio` tokens, and what compressors have read of unfinished ones:
+    by channel the greatest gate, the sum of weights and the weighted sum of values, in float32.
 
-    overlap: what the last complete group of tokens gives to the next entry. partial: rows of the group that has begun.
+    overlap: of the entry that is next, which looks at the last `ratio` tokens already. partial: of the one after it.
     """
     ratio, index = config.compression.ratio, config.compression.index_head_dim
     dim = config.head_dim
@@ -109,20 +110,20 @@ def _compressed(config: "ModelConfig", dtype: str) -> list[LayerState]:
         *_shared_window(config, dtype),
         LayerState(FULL, "compressed", (dim,), dtype, tokens_per_row=ratio),
         LayerState(FULL, "compressed_index", (index,), dtype, tokens_per_row=ratio),
-        LayerState(TAIL, "overlap", (2, ratio, dim), "float32"),
-        LayerState(TAIL, "index_overlap", (2, ratio, index), "float32"),
-        LayerState(TAIL, "partial", (2, ratio, 2 * dim), "float32", is_scratch=True),
-        LayerState(TAIL, "index_partial", (2, ratio, 2 * index), "float32", is_scratch=True),
+        LayerState(TAIL, "overlap", (3, dim), "float32"),
+        LayerState(TAIL, "index_overlap", (3, index), "float32"),
+        LayerState(TAIL, "partial", (3, dim), "float32", is_scratch=True),
+        LayerState(TAIL, "index_partial", (3, index), "float32", is_scratch=True),
     ]
 
 
 def _heavily_compressed(config: "ModelConfig", dtype: str) -> list[LayerState]:
-    """Window, one entry for `heavy_ratio` tokens, and the rows of the group that has begun."""
+    """Window, one entry for `heavy_ratio` tokens, and what has been read of the next one."""
     ratio, dim = config.compression.heavy_ratio, config.head_dim
     return [
         *_shared_window(config, dtype),
         LayerState(FULL, "heavily_compressed", (dim,), dtype, tokens_per_row=ratio),
-        LayerState(TAIL, "heavy_partial", (2, ratio, dim), "float32", is_scratch=True),
+        LayerState(TAIL, "heavy_partial", (3, dim), "float32", is_scratch=True),
     ]
 
 

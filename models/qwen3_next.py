@@ -16,7 +16,6 @@ from models.parallel import TensorParallel
 from models.sharding import Sharding
 from models.weight_plan import WeightPlan
 
-_OFFSET_NORMS = ("attn_norm", "mlp_norm", "q_norm", "k_norm")
 _NOT_SERVED = ("mtp.", "model.visual.")
 _TEXT = "model.language_model."
 
@@ -44,7 +43,7 @@ def _is_sparse(config: ModelConfig, layer: int) -> bool:
 
 
 class Qwen3NextModel(MixedDecoder):
-    """One rank's part, on the tensors that `plan_weights` asked for. Norm weights are stored without their 1."""
+    """One rank's part, on the tensors that `plan_weights` asked for."""
 
     def __init__(
         self,
@@ -57,9 +56,6 @@ class Qwen3NextModel(MixedDecoder):
         device: torch.device,
         max_positions: int,
     ) -> None:
-        for key, weight in weights.items():
-            if key == "norm" or key.endswith(_OFFSET_NORMS):
-                weight += config.norm_offset
         cos_sin = build_cos_sin(config.rope, max_positions, device)
         layers: list[tuple[Mixer, FeedForward]] = []
         for layer in range(config.num_layers):

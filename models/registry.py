@@ -8,6 +8,7 @@ from models.errors import ModelError
 _FAMILIES = {
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "Gemma3ForCausalLM": "gemma3",

@@ -88,7 +88,8 @@ def plan_delta_net(plan: WeightPlan, layer: int, config: ModelConfig, sharding: 
     linear, heads, hidden = config.linear_attention, delta_heads(config, sharding), config.hidden_size
     prefix, num_k_heads = f"model.layers.{layer}.linear_attn", linear.num_k_heads
     rows = (rows_by_head if linear.is_by_head else rows_by_segment)(prefix, heads, num_k_heads)
-    plan.add_whole(f"{layer}.attn_norm", f"model.layers.{layer}.input_layernorm.weight", (hidden,))
+    norm = f"model.layers.{layer}.input_layernorm.weight"
+    plan.add_whole(f"{layer}.attn_norm", norm, (hidden,), offset=config.norm_offset)
     plan.add_rows(f"{layer}.in", rows, (hidden,))
     convolution = _segments(f"{prefix}.conv1d.weight", ("q", "k", "v"), heads, num_k_heads)
     plan.add_rows(f"{layer}.conv", convolution, (1, linear.conv_kernel))

@@ -22,11 +22,12 @@ def plan_gated_attention(plan: WeightPlan, layer: int, config: ModelConfig, shar
     gates = [(f"{prefix}.q_proj.weight", total, first + dim, first + 2 * dim) for first in firsts]
     kv_range = (config.num_kv_heads * dim, heads.kv_start * dim, heads.kv_end * dim)
     keys_values = [(f"{prefix}.{name}.weight", *kv_range) for name in ("k_proj", "v_proj")]
-    plan.add_whole(f"{layer}.attn_norm", f"model.layers.{layer}.input_layernorm.weight", (hidden,))
+    norm = f"model.layers.{layer}.input_layernorm.weight"
+    plan.add_whole(f"{layer}.attn_norm", norm, (hidden,), offset=config.norm_offset)
     plan.add_rows(f"{layer}.qkv", queries + keys_values, (hidden,))
     plan.add_rows(f"{layer}.gate", gates, (hidden,))
     for name in ("q_norm", "k_norm"):
-        plan.add_whole(f"{layer}.{name}", f"{prefix}.{name}.weight", (dim,))
+        plan.add_whole(f"{layer}.{name}", f"{prefix}.{name}.weight", (dim,), offset=config.norm_offset)
     shape = (hidden, config.num_q_heads * dim)
     plan.add_columns(f"{layer}.o", f"{prefix}.o_proj.weight", shape, heads.q_start * dim, heads.q_end * dim)
 

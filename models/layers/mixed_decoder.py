@@ -24,7 +24,7 @@ class Mixer(Protocol):
 def plan_ends(plan: WeightPlan, config: ModelConfig, sharding: Sharding) -> None:
     """Embedding, final norm and head. A tied head is a view of the embedding, which every rank has whole."""
     plan.add_whole("embedding", "model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-    plan.add_whole("norm", "model.norm.weight", (config.hidden_size,))
+    plan.add_whole("norm", "model.norm.weight", (config.hidden_size,), offset=config.norm_offset)
     if not config.tie_word_embeddings:
         plan.add_rows("head", [("lm_head.weight", config.vocab_size, *sharding.vocab)], (config.hidden_size,))
 

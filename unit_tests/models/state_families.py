@@ -61,6 +61,33 @@ GEMMA = {
     "query_pre_attn_scalar": 24,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
+COMPRESSED = {
+    **{key: value for key, value in COMMON.items() if key != "intermediate_size"},
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "q_lora_rank": 32,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "index_n_heads": 32,  # with few, many scores are exactly 0, and the choice among equals is anybody's
+    "index_head_dim": 16,
+    "index_topk": 8,
+    "hc_mult": 2,
+    "hc_sinkhorn_iters": 3,
+    "partial_rotary_factor": 0.25,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "layer_types": [
+        "sliding_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**MLA, "topk_method": "group_limited_greedy"}),
     "deepseek_v2_lite": (
@@ -102,8 +129,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**WINDOWS, "use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 3},
     ),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**DELTA, **EXPERTS}),
+    "deepseek_v4": ("DeepseekV4Config", "DeepseekV4ForCausalLM", COMPRESSED),
+    "deepseek_v4_published": (
+        "DeepseekV4Config",
+        "DeepseekV4ForCausalLM",
+        {
+            **COMPRESSED,
+            "compress_rates": None,
+            "sliding_window": 128,
+            "swiglu_limit": 0.05,
+            "rope_parameters": {key: YARN[key] for key in ("rope_type", "factor", "original_max_position_embeddings")},
+            "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"] * 2,
+        },
+    ),
 }
-FAMILIES = ("gemma3", "mistral", "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5")
+FAMILIES = ("gemma3", "mistral", "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5", "deepseek_v4")
 
 
 def build(case: str, **changes: Any) -> transformers.PreTrainedModel:
@@ -119,6 +159,8 @@ def build(case: str, **changes: Any) -> transformers.PreTrainedModel:
         for name, table in model.named_buffers():
             if "correction_bias" in name:
                 table.copy_(0.2 * torch.randn(table.shape, generator=generator))
+            elif "tid2eid" in name:
+                table.copy_(torch.rand(table.shape[0], 4, generator=generator).argsort(dim=1)[:, : table.shape[1]])
     return model
 
 
@@ -129,6 +171,8 @@ def _strengthen(name: str, weight: torch.Tensor, generator: torch.Generator) -> 
         weight.copy_(0.5 + 0.3 * torch.randn(weight.shape, generator=generator))
     elif "conv1d" in name:
         weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
+    elif name.endswith(("position_bias", "sinks", "base")):
+        weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
     elif "norm" in name:
         weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
     elif weight.dim() >= 2 and "lm_head" not in name:

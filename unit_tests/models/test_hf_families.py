@@ -10,10 +10,12 @@ from models.config import ExpertScore, ModelConfig, load_model_config
 from models.errors import ModelError
 from models.layer_types import LayerType
 from models.source import resolve_model
+from models.state_layout import page_multiple
 from unit_tests.models.builders import PagedRunner, ThreadGroup, load
 from unit_tests.models.state_families import build, logits_of, save, some_tokens
 
-LINEAR, FULL = LayerType.LINEAR, LayerType.FULL
+LINEAR, FULL, WINDOW = LayerType.LINEAR, LayerType.FULL, LayerType.SHARED_WINDOW
+LIGHT, HEAVY = LayerType.COMPRESSED, LayerType.HEAVILY_COMPRESSED
 
 
 @pytest.fixture
@@ -60,6 +62,61 @@ def test_qwen3_next_without_layer_types_has_an_interval(written):
     assert ModelConfig.from_dict(config.to_dict()) == config
 
 
+def test_deepseek_v4_by_the_names_of_transformers(written):
+    config = config_of(written("deepseek_v4_published"))
+    compression = config.compression
+    assert (compression.ratio, compression.heavy_ratio, compression.output_groups) == (4, 128, 2)
+    assert (config.rope.rope_type, config.rope.theta, config.rope.rotary_dim) == ("default", 10000.0, 8)
+    assert (compression.rope.rope_type, compression.rope.theta, compression.rope.attention_factor) == ("yarn", 16e4, 1)
+    assert config.layer_types == (HEAVY, LIGHT, HEAVY, LIGHT)
+    assert (config.moe.hash_layers, config.moe.score) == ((0,), ExpertScore.SQRT_SOFTPLUS)
+    assert page_multiple(config) == 128
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_deepseek_v4_by_the_names_of_published_files(written):
+    yarn = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
+    changes = {
+        "layer_types": None,
+        "compress_ratios": [0, 0, 4, 128, 0],
+        "compress_rates": None,
+        "mlp_layer_types": None,
+        "num_hash_layers": 2,
+        "partial_rotary_factor": None,
+        "qk_rope_head_dim": 8,
+        "rope_parameters": None,
+        "rope_scaling": yarn,
+        "compress_rope_theta": 5000,
+    }
+    config = config_of(written("deepseek_v4", **changes))
+    assert config.layer_types == (WINDOW, WINDOW, LIGHT, HEAVY)
+    assert config.moe.hash_layers == (0, 1)
+    assert (config.rope.rope_type, config.rope.rotary_dim) == ("default", 8)
+    assert (config.compression.rope.theta, config.compression.rope.factor) == (5000, 16)
+
+
+def test_deepseek_v4_without_a_list_of_layers_begins_heavily_compressed(written):
+    config = config_of(written("deepseek_v4", layer_types=None))
+    assert config.layer_types == (HEAVY, HEAVY, HEAVY, LIGHT)
+
+
+def test_tensors_of_deepseek_v4_by_their_published_names(written):
+    directory = written("deepseek_v4")
+
+    def published(tensors):
+        renamed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        renamed["embed.weight"] = renamed.pop("embed_tokens.weight")
+        for part in ("fn", "base", "scale"):
+            renamed[f"hc_head_{part}"] = renamed.pop(f"hc_head.hc_{part}")
+        for old in [name for name in renamed if name.endswith(".attn.norm.weight")]:
+            renamed[old.replace("attn.norm", "attn.kv_norm")] = renamed.pop(old)
+        return {**renamed, "mtp.0.norm.weight": renamed["norm.weight"].clone()}
+
+    tokens = some_tokens(40, 1)
+    expected = PagedRunner(load(directory).model).step([(0, tokens)])
+    assert PagedRunner(load(rewrite(directory, published)).model).step([(0, tokens)]).equal(expected)
+
+
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
@@ -68,6 +125,13 @@ def test_qwen3_next_without_layer_types_has_an_interval(written):
         ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank"),
         ("deepseek_v3", {"n_group": 3}, "8 experts make no 3 equal groups"),
         ("deepseek_v3", {"topk_group": 9}, "9 of 4 groups"),
+        ("deepseek_v4", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("deepseek_v4", {"layer_types": None, "compress_ratios": [4, 4]}, "compress_ratios"),
+        ("deepseek_v4", {"scoring_func": "relu"}, "scoring_func"),
+        ("deepseek_v4", {"mlp_layer_types": ["dense"] * 4}, "mlp_layer_types"),
+        ("deepseek_v4", {"o_groups": 3}, "4 heads make no 3 equal groups"),
+        ("deepseek_v4", {"index_topk": 0}, "must be positive"),
+        ("deepseek_v4", {"index_head_dim": 4}, "index_head_dim"),
         ("qwen3_next", {"layer_types": ["linear_attention"]}, "layer_types"),
         ("qwen3_next", {"linear_num_value_heads": 3}, "value heads"),
         ("qwen3_next", {"linear_conv_kernel_dim": 1}, "must be positive"),
@@ -120,6 +184,12 @@ def test_the_language_model_of_one_that_sees_images(written):
 def test_more_ranks_than_key_heads_are_refused(written):
     directory = written("qwen3_next")
     with pytest.raises(ModelError, match=r"--tp 3 is too large.*2 key heads"):
+        ThreadGroup(3).run(lambda tp: load(directory, tp=tp))
+
+
+def test_more_ranks_than_output_groups_are_refused(written):
+    directory = written("deepseek_v4")
+    with pytest.raises(ModelError, match=r"--tp 3 is too large.*2 groups"):
         ThreadGroup(3).run(lambda tp: load(directory, tp=tp))
 
 

@@ -1,10 +1,13 @@
 """Families with states of other kinds against transformers in float32: prompts in odd chunks, mixed steps, decoding,
 tensor parallelism, states restored at page boundaries, and every leaf missing in turn."""
 
+import math
+
 import pytest
 import torch
 
 from kernels.dispatch import get_backend
+from models.state_layout import page_multiple
 from unit_tests.models.builders import CPU, PagedRunner, ThreadGroup, load
 from unit_tests.models.state_families import CASES, FAMILIES, build, greedy, logits_of, save, some_tokens
 
@@ -14,7 +17,8 @@ PAGE = 16
 
 
 def runner_of(model, **settings):
-    return PagedRunner(model, page_size=PAGE, num_pages=96, **settings)
+    page = math.lcm(PAGE, page_multiple(model.config))
+    return PagedRunner(model, page_size=page, num_pages=96, **settings)
 
 
 def assert_close(ours, reference, tolerance=TOLERANCE):
