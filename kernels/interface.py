@@ -22,6 +22,16 @@ from kernels.state_ops import StateOps
 
 
 @dataclass(frozen=True)
+class Run:
+    """Several new tokens of one sequence: packed tokens [begin, begin + length), the last of `context` tokens."""
+
+    sequence: int
+    begin: int
+    length: int
+    context: int
+
+
+@dataclass(frozen=True)
 class AttentionBatch:
     """Where each packed token belongs and where its sequence's pages are; the same for every layer of a step.
 
@@ -34,6 +44,8 @@ class AttentionBatch:
     max_query_len:  longest new-token run in the batch (1 means that every sequence decodes).
     max_context_len: longest context in the batch.
     page_size:      tokens a page.
+    runs:           the sequences of several new tokens, on the host; all of them, or none in a batch where
+                    max_query_len is 1.
     """
 
     query_starts: torch.Tensor
@@ -44,6 +56,7 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     page_size: int
+    runs: tuple[Run, ...] = ()
 
 
 Progress = Callable[[int, int], None]  # (kernels done, kernels in all)

@@ -84,7 +84,12 @@ class WeightPlan:
 
 
 class WeightReader(ABC):
-    """A checkpoint, by the names of transformers. `read` is called from several threads."""
+    """A checkpoint, by the names of transformers. `read` is called from several threads.
+
+    writes_to_devices: whether `read` can fill tensors that are not on the CPU.
+    """
+
+    writes_to_devices = False
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -8,6 +8,7 @@ from models.weight_plan import Piece, WeightPlan, WeightReader
 
 _SCALE = 0.02 * 3**0.5  # uniform in [-a, a] with the usual standard deviation of 0.02
 _CHUNK_ELEMENTS = 1 << 18
+_DEVICE_CHUNK_ELEMENTS = 1 << 24
 _ROW_STEP, _COLUMN_STEP = 0x9E3779B1, 0x85EBCA77
 _MULTIPLIERS = (0x2C1B3C6D, 0x297A2D39)
 
@@ -15,6 +16,8 @@ _MULTIPLIERS = (0x2C1B3C6D, 0x297A2D39)
 class DummyReader(WeightReader):
     """Values are a hash of (seed, name, row, column), so that any slice can be made alone; norm weights are 1,
     integers (tables of indexes) the column."""
+
+    writes_to_devices = True
 
     def __init__(self, plan: WeightPlan, seed: int) -> None:
         self._shapes = {piece.name: piece.shape for pieces in plan.pieces.values() for piece in pieces}
@@ -29,15 +32,17 @@ class DummyReader(WeightReader):
             return
         first_row, first_column = (piece.start, 0) if piece.dim == 0 else (0, piece.start)
         matrix = out.flatten(1) if out.dim() > 1 else out.unsqueeze(1)
+        device = out.device
         if not out.dtype.is_floating_point:
-            matrix.copy_(torch.arange(matrix.shape[1]).expand_as(matrix))
+            matrix.copy_(torch.arange(matrix.shape[1], device=device).expand_as(matrix))
             return
-        columns = torch.arange(first_column, first_column + matrix.shape[1]).mul_(_COLUMN_STEP)
+        columns = torch.arange(first_column, first_column + matrix.shape[1], device=device).mul_(_COLUMN_STEP)
         columns += self._tensor_seed(piece.name)
-        step = max(1, _CHUNK_ELEMENTS // matrix.shape[1])
+        chunk = _CHUNK_ELEMENTS if device.type == "cpu" else _DEVICE_CHUNK_ELEMENTS
+        step = max(1, chunk // matrix.shape[1])
         for row in range(0, matrix.shape[0], step):
             part = matrix[row : row + step]
-            rows = torch.arange(first_row + row, first_row + row + part.shape[0]).mul_(_ROW_STEP)
+            rows = torch.arange(first_row + row, first_row + row + part.shape[0], device=device).mul_(_ROW_STEP)
             part.copy_(_uniform(rows[:, None] + columns))
 
     def _tensor_seed(self, name: str) -> int:

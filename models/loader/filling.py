@@ -50,7 +50,7 @@ def _aligned(size: int) -> int:
 
 def _fill(reader: WeightReader, piece: Piece, view: torch.Tensor) -> int:
     """Read one piece into its place, through host memory if that is elsewhere; returns its bytes."""
-    if view.device.type == "cpu":
+    if view.device.type == "cpu" or reader.writes_to_devices:
         _read(reader, piece, view)
     else:
         staged = torch.empty(piece.local_shape, dtype=view.dtype)

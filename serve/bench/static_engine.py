@@ -25,7 +25,7 @@ from serve.model_infer.attention_state.coordinator import StateCoordinator
 from serve.model_infer.graphs import make_graphs
 from serve.model_infer.input_batch import InputBatch
 from serve.model_infer.memory_info import available_memory
-from serve.model_infer.model_runner import Model, ModelRunner
+from serve.model_infer.model_runner import Model, ModelRunner, RunningStep
 from serve.model_infer.page_table import PageTable
 from serve.model_infer.sampler import Sampler
 from serve.router.holding import Holding
@@ -125,10 +125,10 @@ class StaticEngine:
             for row, (holding, _) in enumerate(holdings)
         ]
         plans = self._prefill_plans(joins)
-        seconds = [self._timed(plan) for plan in plans]
+        seconds = self._timed(plans)
         if cell.phase is Phase.DECODE:
-            seconds = [self._timed(StepPlan(0, 0)) for _ in range(self._options.decode_steps)]
-        self._timed(StepPlan(0, 0, leaves=list(range(cell.batch)), paused=[]))
+            seconds = self._timed([StepPlan(0, 0) for _ in range(self._options.decode_steps)])
+        self._timed([StepPlan(0, 0, leaves=list(range(cell.batch)), paused=[])])
         for holding, _ in holdings:
             self._ledger.release(holding)
         self._ledger.flush()
@@ -181,17 +181,29 @@ class StaticEngine:
             done.append(join.row)
         return [*plans, plan]
 
-    def _timed(self, plan: StepPlan) -> float:
-        plan.step = self._step
-        self._step += 1
-        begin = time.perf_counter()
-        result = self._runner.run(plan)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        seconds = time.perf_counter() - begin
+    def _timed(self, plans: list[StepPlan]) -> list[float]:
+        """Seconds from the end of each step to the end of the next one; like the worker, this launches a plan while
+        the one before it runs."""
+        seconds: list[float] = []
+        begin, running = time.perf_counter(), list[RunningStep]()
+        for plan in plans:
+            plan.step = self._step
+            self._step += 1
+            running.append(self._runner.launch(plan))
+            while len(running) > 1 or (running and running[0].is_done()):
+                begin = self._complete(running.pop(0), begin, seconds)
+        for step in running:
+            begin = self._complete(step, begin, seconds)
+        return seconds
+
+    def _complete(self, step: RunningStep, begin: float, seconds: list[float]) -> float:
+        """Note the seconds since `begin`; returns the time of the end."""
+        result = self._runner.complete(step)
         if result.failed_rows:
             raise BenchError(f"a row failed: {next(iter(result.failed_rows.values()))}")
-        return seconds
+        end = time.perf_counter()
+        seconds.append(end - begin)
+        return end
 
     def _make_runner(self, model: Model, shape: _Shape, counts: Mapping[str, int]) -> ModelRunner:
         states = StateCoordinator(self.layout, 1, 0, self.device)

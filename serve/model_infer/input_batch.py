@@ -14,11 +14,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionBatch, Run
 from models.forward import ForwardBatch
 from serve.ipc.messages import JoinRow, StepPlan
 from serve.model_infer.errors import PlanError
 from serve.model_infer.page_table import PageTable, WorkingPages
+from serve.model_infer.readback import to_device
 from serve.model_infer.step_inputs import PromptSpan, StepInputs
 
 
@@ -196,7 +197,6 @@ class InputBatch:
             self._counting[: num_rows + 1],
             self._to_device(positions - 1),
             self._counting[:num_rows],
-            max_query_len=1,
         )
         self.context_lens[decode.rows] = context_lens
         token_ids = self.last_tokens.index_select(0, decode.index)
@@ -223,7 +223,11 @@ class InputBatch:
             self._to_device(query_starts.astype(np.int32)),
             self._to_device(positions),
             self._to_device(np.repeat(np.arange(len(rows), dtype=np.int32), lengths)),
-            max_query_len=int(lengths.max()),
+            runs=tuple(
+                Run(sequence, int(query_starts[sequence]), end - start, end)
+                for sequence, (_, start, end) in enumerate(chunks, num_decode)
+                if end - start > 1
+            ),
         )
         is_sampling = ends >= self.num_known[rows]
         sampling = np.flatnonzero(is_sampling)
@@ -252,7 +256,7 @@ class InputBatch:
         query_starts: torch.Tensor,
         positions: torch.Tensor,
         sequence_ids: torch.Tensor,
-        max_query_len: int,
+        runs: tuple[Run, ...] = (),
     ) -> dict[str, AttentionBatch]:
         max_context_len = int(context_lens.max())
         lens = self._to_device(context_lens)
@@ -264,9 +268,10 @@ class InputBatch:
                 page_table=page_table,
                 positions=positions,
                 sequence_ids=sequence_ids,
-                max_query_len=max_query_len,
+                max_query_len=max((run.length for run in runs), default=1),
                 max_context_len=max_context_len,
                 page_size=page_tokens,
+                runs=runs,
             )
 
         attention = {}
@@ -288,7 +293,7 @@ class InputBatch:
         table."""
         sent = self._sent_tables.get(group)
         if sent is None or sent[0] is not gathered:
-            sent = self._sent_tables[group] = (gathered, gathered.to(self.device))
+            sent = self._sent_tables[group] = (gathered, to_device(gathered, self.device))
         return sent[1]
 
     def _mixed_token_ids(self, decode: "_DecodeRows", chunks: list[tuple[int, int, int]]) -> torch.Tensor:
@@ -325,7 +330,7 @@ class InputBatch:
         return known
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+        return to_device(torch.from_numpy(array), self.device)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -351,4 +356,4 @@ class _DecodeRows:
     def __init__(self, rows: np.ndarray, device: torch.device) -> None:
         self.rows = rows
         self.cpu_index = torch.from_numpy(rows)
-        self.index = self.cpu_index.to(device)
+        self.index = to_device(self.cpu_index, device)

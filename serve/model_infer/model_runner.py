@@ -1,6 +1,7 @@
 """Runs plans: changes the batch, computes the step, samples."""
 
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,8 @@ from serve.model_infer.graphs import DecodeGraphs
 from serve.model_infer.input_batch import InputBatch, TokenSource
 from serve.model_infer.logprobs import token_logprobs
 from serve.model_infer.profiler import Phase, StepProfiler
-from serve.model_infer.sampler import SampledTokens, Sampler
+from serve.model_infer.readback import Readback
+from serve.model_infer.sampler import PendingTokens, SampledTokens, Sampler
 from serve.model_infer.step_inputs import StepInputs
 from serve.types import SamplingParams
 
@@ -30,6 +32,21 @@ class RequestSource(TokenSource, Protocol):
     """The part of the request table that a worker reads."""
 
     def sampling(self, slot: int) -> SamplingParams: ...
+
+
+@dataclass(frozen=True)
+class RunningStep:
+    """A launched step. rows: int64 [S], batch rows that sample; sampled: their tokens, on rank 0; end: of its work."""
+
+    result: StepResult
+    begun: float
+    rows: np.ndarray | None
+    sampled: PendingTokens | None
+    end: Readback
+
+    def is_done(self) -> bool:
+        """Whether `complete` would not have to wait."""
+        return self.end.is_done()
 
 
 class ModelRunner:
@@ -69,11 +86,19 @@ class ModelRunner:
         self._profiler = profiler
         self._recording: StepProfiler | None = None
         self._next_step: int | None = None
+        self._last_completed = 0.0
         self._num_prompt_logprobs: dict[int, int] = {}
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one plan to its end. Raises PlanError for a plan that is stale, out of order or inconsistent."""
+        """`launch` and `complete` in one."""
+        return self.complete(self.launch(plan))
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> RunningStep:
+        """Start a plan; what it samples stays on the device, so that the next plan can be launched before its end.
+
+        Raises PlanError for a plan that is stale, out of order or inconsistent.
+        """
         begun = time.perf_counter()
         self._mark(Phase.WAIT)
         self._check_order(plan)
@@ -87,15 +112,25 @@ class ModelRunner:
         result = StepResult(plan.epoch, plan.step, self._group.rank, 0.0)
         inputs = self.batch.build(plan)
         self._mark(Phase.PREPARE)
-        if inputs is not None:
-            self._compute(inputs, result)
+        sampled = None if inputs is None else self._compute(inputs, result)
         if plan.snapshots:
             self._states.snapshot(self.batch.snapshots(plan))
         self.num_steps += 1
-        result.compute_s = time.perf_counter() - begun
         if self._recording is not None:
             self._recording.end_step(0 if inputs is None else inputs.num_tokens, inputs is None or inputs.is_decode)
-        return result
+        rows = None if inputs is None else inputs.sample_rows
+        return RunningStep(result, begun, rows, sampled, Readback([], self.batch.device))
+
+    @torch.inference_mode()
+    def complete(self, step: RunningStep) -> StepResult:
+        """Wait for a launched step, the oldest that is not complete, and say what it gave."""
+        step.end.wait()
+        if step.sampled is not None and step.rows is not None:
+            _fill_result(step.result, step.rows, step.sampled.result())
+        now = time.perf_counter()
+        step.result.compute_s = now - max(step.begun, self._last_completed)
+        self._last_completed = now
+        return step.result
 
     def start_profile(self) -> None:
         """Record where the time of steps goes, until `stop_profile`; steps do not run as graphs meanwhile."""
@@ -131,16 +166,16 @@ class ModelRunner:
             prompt, output = tokens[: join.num_prompt], tokens[join.num_prompt : join.num_known]
             self._sampler.add(join.row, params, prompt, output)
 
-    def _compute(self, inputs: StepInputs, result: StepResult) -> None:
+    def _compute(self, inputs: StepInputs, result: StepResult) -> PendingTokens | None:
         logits = self._forward(inputs)
         self._mark(Phase.FORWARD)
         num_sampling = len(inputs.sample_rows)
         if self._group.rank == 0 and inputs.prompt_spans:
             result.prompt_logprobs = self._score_prompts(inputs, logits)
-        if num_sampling:
-            self._sample(inputs, logits[:num_sampling], result)
+        sampled = self._sample(inputs, logits[:num_sampling]) if num_sampling else None
         self._mark(Phase.SAMPLE)
         self.num_tokens += inputs.num_tokens
+        return sampled
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         if self._graphs is not None and inputs.is_decode and self._recording is None:
@@ -149,15 +184,15 @@ class ModelRunner:
                 return logits
         return self._model.forward(inputs.forward)
 
-    def _sample(self, inputs: StepInputs, logits: torch.Tensor, result: StepResult) -> None:
+    def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> PendingTokens | None:
         """Rank 0 samples; the ids reach every rank's batch."""
         if self._group.rank != 0:
             token_ids = torch.zeros(len(inputs.sample_rows), dtype=torch.int64, device=logits.device)
             self.batch.store_sampled(inputs, self._group.broadcast(token_ids))
-            return
-        sampled = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions)
+            return None
+        sampled = self._sampler.launch(logits, inputs.sample_rows, inputs.sample_positions)
         self.batch.store_sampled(inputs, self._group.broadcast(sampled.token_ids))
-        _fill_result(result, inputs.sample_rows, sampled)
+        return sampled
 
     def _score_prompts(self, inputs: StepInputs, logits: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
         scores = {}

@@ -1,7 +1,8 @@
 """Chooses the next token of every row that samples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from serve.ipc.messages import TokenLogprobs
 from serve.model_infer.greedy import greedy_tokens
 from serve.model_infer.logprobs import token_logprobs
 from serve.model_infer.penalties import LogitEdits, ParameterError, apply_edits
+from serve.model_infer.readback import Readback, to_device
 from serve.model_infer.rng import draw_keys
 from serve.model_infer.row_draw import RowDrawer
 from serve.model_infer.sampling_rows import SamplingRows
@@ -29,6 +31,48 @@ class SampledTokens:
     id_list: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the end of a step needs: rows may have other requests by then.
+
+    rows: int64 [S]. edits: (logits row, position, edits) of a row. raw: rows that want log-probabilities, with their
+    logits. unusable: batch row -> why its parameters do not fit.
+    """
+
+    rows: np.ndarray
+    token_ids: torch.Tensor
+    edits: list[tuple[int, int, LogitEdits]]
+    raw: tuple[list[int], torch.Tensor] | None
+    unusable: dict[int, str]
+
+
+class PendingTokens:
+    """Tokens that are being sampled. token_ids: int64 [S] on the device, in the order of the logits."""
+
+    def __init__(
+        self,
+        token_ids: torch.Tensor,
+        maxima: torch.Tensor,
+        finish: Callable[[list[int], np.ndarray], SampledTokens],
+    ) -> None:
+        """maxima: float32 [S], not finite where a row's logits are not. finish: gets ids, and which rows are finite."""
+        self.token_ids = token_ids
+        self._readback = Readback([token_ids, maxima], token_ids.device)
+        self._finish = finish
+        self._result: SampledTokens | None = None
+
+    def is_done(self) -> bool:
+        """Whether `result` would return at once."""
+        return self._result is not None or self._readback.is_done()
+
+    def result(self) -> SampledTokens:
+        """Waits for the device."""
+        if self._result is None:
+            token_ids, maxima = self._readback.wait()
+            self._result = self._finish(token_ids.tolist(), np.isfinite(maxima.numpy()))
+        return self._result
 
 
 class Sampler:
@@ -61,20 +105,36 @@ class Sampler:
         self._rows.remove(row)
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> SampledTokens:
-        """Next tokens of rows int64 [S] from logits float32 [S, V], which may be changed; positions int64 [S]."""
+        """`launch` and its result."""
+        return self.launch(logits, rows, positions).result()
+
+    def launch(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> "PendingTokens":
+        """Next tokens of rows int64 [S] from logits float32 [S, V], which may be changed; positions int64 [S].
+
+        Does not wait for the device but where a row asks for something that only the host can do: log-probabilities,
+        penalties, truncated draws.
+        """
         edits, raw = self._prepare_edits(logits, rows, positions)
         apply_edits(logits, edits)
         token_ids, maxima = greedy_tokens(logits)
-        is_finite = np.isfinite(maxima.cpu().numpy())
-        drawing = np.flatnonzero((self._rows.temperature[rows] > 0) & is_finite)
+        draws = self._rows.temperature[rows] > 0
+        if logits.device.type == "cpu":
+            draws &= np.isfinite(maxima.numpy())
+        drawing = np.flatnonzero(draws)
         if len(drawing):
             self._draw(logits, maxima, rows, positions, drawing, token_ids)
-        id_list: list[int] = token_ids.tolist()
-        for index, _, edit in edits:
+        step = _Step(rows, token_ids, edits, raw, self._unusable(rows))
+        pending = PendingTokens(token_ids, maxima, partial(self._finish, step))
+        if edits or raw is not None:  # the next step needs the counts, and changes the logits
+            pending.result()
+        return pending
+
+    def _finish(self, step: "_Step", id_list: list[int], is_finite: np.ndarray) -> SampledTokens:
+        for index, _, edit in step.edits:
             if edit.counts is not None:
                 edit.counts.add(id_list[index])
-        failed = self._failed(rows, is_finite)
-        return SampledTokens(token_ids, id_list, self._logprobs(raw, rows, token_ids, failed), failed)
+        failed = {int(row): "the model's logits are not finite" for row in step.rows[~is_finite]} | step.unusable
+        return SampledTokens(step.token_ids, id_list, self._logprobs(step, failed), failed)
 
     def _prepare_edits(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
@@ -142,26 +202,18 @@ class Sampler:
             self._on_device(known.top_k[rows]), self._on_device(known.top_p[rows]), self._on_device(known.min_p[rows])
         )
 
-    def _failed(self, rows: np.ndarray, is_finite: np.ndarray) -> dict[int, str]:
-        failed = {int(row): "the model's logits are not finite" for row in rows[~is_finite]}
-        if self._rows.unusable:
-            failed |= {row: self._rows.unusable[row] for row in rows.tolist() if row in self._rows.unusable}
-        return failed
+    def _unusable(self, rows: np.ndarray) -> dict[int, str]:
+        known = self._rows.unusable
+        return {row: known[row] for row in rows.tolist() if row in known} if known else {}
 
-    def _logprobs(
-        self,
-        raw: tuple[list[int], torch.Tensor] | None,
-        rows: np.ndarray,
-        token_ids: torch.Tensor,
-        failed: dict[int, str],
-    ) -> dict[int, TokenLogprobs]:
-        if raw is None:
+    def _logprobs(self, step: "_Step", failed: dict[int, str]) -> dict[int, TokenLogprobs]:
+        if step.raw is None:
             return {}
-        scored, logits = raw
-        scored_rows = [int(rows[index]) for index in scored]
+        scored, logits = step.raw
+        scored_rows = [int(step.rows[index]) for index in scored]
         counts = [self._rows.num_logprobs[row] for row in scored_rows]
-        entries = token_logprobs(logits, token_ids[torch.tensor(scored, device=token_ids.device)], counts)
+        entries = token_logprobs(logits, step.token_ids[torch.tensor(scored, device=step.token_ids.device)], counts)
         return {row: entry for row, entry in zip(scored_rows, entries, strict=True) if row not in failed}
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(torch.from_numpy(array), self._device)

@@ -1,6 +1,7 @@
 """The loop of a worker: plans in, results out."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from serve.ipc.channel import Inbox, Outbox
@@ -11,7 +12,8 @@ from serve.model_infer.errors import PlanError
 from serve.model_infer.job_answers import JobAnswerer, PageJobs, RefusedJobs
 from serve.model_infer.job_thread import JobThread
 from serve.model_infer.memory_info import resident_bytes
-from serve.model_infer.model_runner import ModelRunner
+from serve.model_infer.model_runner import ModelRunner, RunningStep
+from serve.model_infer.step_watch import StepWatch
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +21,9 @@ logger = logging.getLogger(__name__)
 class Worker:
     """One rank's mailbox around a `ModelRunner`. Everything but page jobs runs on the thread that made it.
 
-    The next plan mostly waits in the inbox when a step ends: the loop then goes from one step to the next without
-    sleeping. Page jobs have a mailbox and a thread of their own. Any exception leaves the loop; the process ends, and
-    the launcher restarts the engine group.
+    On a device a plan is launched while the one before it runs: its result is sent once the next plan is launched, or,
+    if none comes, when it ends (`StepWatch`). Page jobs have a mailbox and a thread of their own. Any exception leaves
+    the loop; the process ends, and the launcher restarts the engine group.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class Worker:
         self._runner = runner
         self._memory = memory
         self._is_stopping = False
+        self._running: deque[RunningStep] = deque()
+        self._watch = StepWatch()
         self._inbox = Inbox(context.run_dir, f"worker-{context.index}.{context.epoch}")
         self._router = Outbox(context.run_dir, f"router.{context.epoch}")
         self._jobs = JobThread(context.run_dir, context.index, context.epoch, make_jobs)
@@ -56,10 +60,14 @@ class Worker:
         self._inbox.add_wakeup(parent.fileno())
         self._inbox.add_wakeup(self._control.fileno())
         self._inbox.add_wakeup(self._jobs.failure.fileno())
+        self._inbox.add_wakeup(self._watch.fileno())
         parent.send(ready)
         while not self._is_stopping:
-            for message in self._inbox.receive(None):
+            messages = self._inbox.receive(None)
+            self._watch.clear()
+            for message in messages:
                 self._handle(message)
+            self._send_finished()
             self._jobs.check()
             self._control.run_pending()
             self._is_stopping = any(isinstance(message, StopChild) for message in parent.receive())
@@ -68,6 +76,7 @@ class Worker:
     def close(self) -> None:
         """End the copies and give the sockets back."""
         self._jobs.close()
+        self._watch.close()
         self._control.close()
         for mailbox in (self._inbox, self._router):
             mailbox.close()
@@ -75,8 +84,21 @@ class Worker:
     def _handle(self, message: Message) -> None:
         if not isinstance(message, StepPlan):
             raise PlanError(f"a worker has no use for {type(message).__name__}")
-        self._router.send(self._runner.run(message))
+        step = self._runner.launch(message)
+        while self._running:  # they have ended, or end while this one runs
+            self._send_result()
+        self._running.append(step)
+        self._send_finished()
+        if self._running:
+            self._watch.submit(step.end)
         self._jobs.complete_step(message.step)
+
+    def _send_finished(self) -> None:
+        while self._running and self._running[0].is_done():
+            self._send_result()
+
+    def _send_result(self) -> None:
+        self._router.send(self._runner.complete(self._running.popleft()))
 
     def _status(self) -> dict[str, object]:
         runner = self._runner

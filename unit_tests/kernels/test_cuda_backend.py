@@ -7,8 +7,10 @@ fewer shapes run, and bfloat16 attention not at all.
 import pytest
 import torch
 
+from kernels import long_attention as long_attention_module
 from kernels.cuda_backend import CudaBackend
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionBatch, Run
+from kernels.long_attention import cudnn_sdpa, long_attention
 from kernels.reference import ReferenceBackend
 from kernels.triton_kernels.paged_decode import num_splits
 
@@ -22,6 +24,7 @@ RUNS = [
     [(1, 130), (1, 64), (1, 65)],
     [(150, 150)],
     [(64, 128), (2, 129)],
+    [(1, 300), (64, 5000), (70, 2200)],
 ]
 CASES = [(heads, runs) for heads in HEADS for runs in RUNS]
 if not HAS_GPU:
@@ -29,6 +32,7 @@ if not HAS_GPU:
         ((4, 2, 32, 16), [(1, 40), (2, 2), (19, 50), (1, 1)]),
         ((3, 1, 64, 16), [(34, 34)]),
         ((4, 2, 80, 16), [(1, 17)]),
+        ((2, 1, 32, 16), [(1, 33), (9, 300), (40, 270)]),
     ]
 
 
@@ -55,6 +59,11 @@ def make_batch(runs: list[tuple[int, int]], page_size: int) -> tuple[AttentionBa
         max_query_len=int(lengths.max()),
         max_context_len=max(context for _, context in runs),
         page_size=page_size,
+        runs=tuple(
+            Run(sequence, int(starts[sequence]), length, context)
+            for sequence, (length, context) in enumerate(runs)
+            if length > 1
+        ),
     )
     return batch, len(pages)
 
@@ -74,7 +83,7 @@ def test_store_and_attention_equal_the_reference(
             pool[table[context // page_size], :, :, :, context % page_size :] = float("nan")
     expected_pool = pool.clone()
     qkv = torch.randn(num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim, device=DEVICE).to(dtype)
-    cos_sin = torch.randn(256, head_dim // 2 * 2, device=DEVICE)
+    cos_sin = torch.randn(max(context for _, context in runs), head_dim // 2 * 2, device=DEVICE)
     norms = [torch.rand(head_dim, device=DEVICE).to(dtype) if head_dim == 128 else None for _ in range(2)]
     arguments = (batch, num_q_heads, *norms)
     q = CudaBackend().rope_and_store(qkv, cos_sin, pool[:, :, 1], *arguments)
@@ -97,6 +106,61 @@ def test_small_operations_equal_the_reference(num_tokens: int, width: int, dtype
     cuda, reference = CudaBackend(), ReferenceBackend()
     assert relative_error(cuda.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)) < TOLERANCE[dtype]
     assert relative_error(cuda.silu_and_mul(x), reference.silu_and_mul(x)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("width", "rows"), [(64, 48), (96, 40), (1000, 72)])
+def test_linears_of_one_token_equal_the_reference(width: int, rows: int, dtype: torch.dtype):
+    torch.manual_seed(width)
+    x, norm = torch.randn(1, width, device=DEVICE).to(dtype), torch.rand(width, device=DEVICE).to(dtype)
+    weight, bias = torch.randn(rows, width, device=DEVICE).to(dtype), torch.randn(rows, device=DEVICE).to(dtype)
+    cuda, reference = CudaBackend(), ReferenceBackend()
+    for name, arguments in {
+        "linear": (x, weight),
+        "norm_linear": (x, norm, 1e-5, weight, bias),
+        "norm_gate_up": (x, norm, 1e-5, weight),
+        "logits": (x, norm, 1e-5, weight),
+    }.items():
+        out, expected = (getattr(backend, name)(*arguments) for backend in (cuda, reference))
+        assert out.dtype == expected.dtype
+        assert relative_error(out, expected) < TOLERANCE[dtype], name
+    streams = [torch.randn(1, rows, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype) for _ in range(2)]
+    for backend, stream in zip((cuda, reference), streams, strict=True):
+        backend.linear_residual(x, weight, stream, bias)
+    assert relative_error(streams[0], streams[1]) < TOLERANCE[dtype]
+
+
+def by_torch(q, k, v, is_causal, scale):
+    """What cuDNN gives, without cuDNN."""
+    group = q.shape[1] // k.shape[0]
+    k, v = k.repeat_interleave(group, 0).float(), v.repeat_interleave(group, 0).float()
+    scores = q.float().transpose(0, 1) @ k.transpose(1, 2) * scale
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    out = torch.softmax(scores, -1) @ v
+    return out.transpose(0, 1).to(q.dtype).contiguous(), scores.logsumexp(-1)
+
+
+SDPAS = [by_torch, cudnn_sdpa] if HAS_GPU else [by_torch]
+
+
+@pytest.mark.parametrize("sdpa", SDPAS)
+@pytest.mark.parametrize("run", [(512, 512), (100, 100), (512, 2560), (70, 2200), (600, 4170)], ids=str)
+def test_long_attention_equals_the_reference(run: tuple[int, int], sdpa, monkeypatch: pytest.MonkeyPatch):
+    if not HAS_GPU:  # small units for the interpreter
+        monkeypatch.setattr(long_attention_module, "RUN_UNIT", 16)
+        monkeypatch.setattr(long_attention_module, "PREFIX_UNIT", 64)
+        run = (run[0] // 32 + 1, run[1] // 32 + 5)
+    dtype = torch.float32 if sdpa is by_torch else torch.bfloat16
+    torch.manual_seed(run[1])
+    batch, num_pages = make_batch([run], 16)
+    pool = torch.full((num_pages, 2, 2, 2, 16, 64), float("nan"), dtype=dtype, device=DEVICE)
+    for index, page in enumerate(batch.page_table[0, : -(-run[1] // 16)].tolist()):
+        pool[page, ..., : run[1] - 16 * index, :] = torch.randn(2, 2, 2, min(16, run[1] - 16 * index), 64).to(dtype)
+    q = torch.randn(run[0], 4, 64, device=DEVICE).to(dtype)
+    out = long_attention(q, pool[:, :, 1], batch.page_table[0], run[1], 0.125, sdpa)
+    expected = ReferenceBackend().paged_attention(q, pool[:, :, 1], batch, 0.125)
+    assert relative_error(out, expected) < TOLERANCE[dtype]
 
 
 def test_splits_fill_the_chip_and_keep_two_pages_each():
