@@ -101,15 +101,15 @@ class Checkpointer:
         if request.refreshed > num_pages * self._size:
             request.refreshed = 0
 
-    def settle(self, request: Request) -> bool:
+    def settle(self, request: Request) -> int | None:
         """No plan names it any more, and its pages are still held: the refreshed state gets its name, if it is good.
 
-        True when it has been published.
+        Returns the place of the page that ends there.
         """
         place, request.checkpoints_due = request.refreshed // self._size - 1, []
         if place < 0 or request.holding is None or request.finish_reason not in _KEPT or place >= len(request.names):
-            return False
+            return None
         for group in self.groups:
             self._ledger.publish(group, request.holding.pages[group][REFRESHED], request.names[place])
         request.refreshed = 0
-        return True
+        return place

@@ -46,7 +46,7 @@ class Engine:
     ) -> "Engine":
         """The longest request allowed is one that fits the smallest pool, so that the oldest can always go on."""
         pools = [facts.num_pages[spec.name] * settings.page_size for spec in facts.specs if spec.is_full]
-        longest = min(settings.max_total_len, *pools)
+        longest = min([settings.max_total_len, *pools])
         limits = SchedulerLimits(settings.batch_max_tokens, settings.chunked_prefill_size, settings.page_size)
         queue, costs, pipeline = WaitingQueue(), CostModel(facts.prior), Pipeline(settings.num_ranks)
         batch = Batch(min(settings.max_rows, settings.batch_max_tokens))

@@ -106,7 +106,9 @@ class Lifecycle:
         self._draining = waiting
 
     def _release(self, engine: Engine, request: Request) -> None:
-        engine.planner.give_up_pages(request)
+        place = engine.planner.give_up_pages(request)
+        if place is not None:
+            engine.tiers.checkpointed(request, place, request.clock())
         request.advance(RequestStatus.RELEASED)
         del self.requests[request.key.slot]
         self.release_slot(request.server, request.key)

@@ -21,14 +21,15 @@ class LoadPhase(Enum):
 class Load:
     """A job for each group that has pages to load.
 
-    fresh: by group, places of the prefix that are loaded. waiting: jobs without their reply, then without their end.
-    begun: jobs that the ranks have. deadline: when waiting for that ends. predicted_s: of the whole load, from its
-    start on.
+    fresh: by group, places of the prefix that are loaded. num_loaded: places that need not be computed thanks to that,
+    num_promoted: those thanks to the disk. waiting: jobs without their reply, then without their end. begun: jobs that
+    the ranks have. deadline: when waiting for that ends. predicted_s: of the whole load, from its start on.
     """
 
     request: Request
     plan: LoadPlan
     fresh: dict[str, list[int]]
+    num_loaded: int
     num_bytes: int
     predicted_s: float
     asked_at: float
@@ -48,8 +49,7 @@ class Load:
 
     def cached_tokens(self, page_size: int) -> list[int]:
         """Tokens by tier that the request does not compute."""
-        num_loaded = len(set().union(*self.fresh.values()))
-        num_disk = min(num_loaded, self.num_promoted)
+        num_loaded, num_disk = self.num_loaded, min(self.num_loaded, self.num_promoted)
         pages = {
             CacheTier.DEVICE: self.plan.num_pages - num_loaded,
             CacheTier.HOST: num_loaded - num_disk,

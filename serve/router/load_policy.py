@@ -193,4 +193,15 @@ class LoadPolicy:
         request.holding, fresh = assembled
         wait_s = min(max(forecast.computed_s, _MIN_WAIT_S), _MAX_WAIT_S)
         num_bytes = self._plans.bytes_of(plan)
-        self._loader.begin(Load(request, plan, fresh, num_bytes, forecast.loaded_s, now, now + wait_s))
+        num_loaded = self._num_loaded(plan, fresh)
+        self._loader.begin(Load(request, plan, fresh, num_loaded, num_bytes, forecast.loaded_s, now, now + wait_s))
+
+    def _num_loaded(self, plan: LoadPlan, fresh: Mapping[str, list[int]]) -> int:
+        """Pages that the prefix has thanks to a load: those of FULL groups one by one.
+
+        An object of another group makes the whole prefix usable, beyond what the device has alone.
+        """
+        groups = self._ledger.groups
+        num_full = len({place for name, places in fresh.items() if groups[name].spec.is_full for place in places})
+        has_other = any(places for name, places in fresh.items() if not groups[name].spec.is_full)
+        return max(num_full, plan.num_gained if has_other else 0)

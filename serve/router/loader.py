@@ -119,13 +119,18 @@ class Loader:
             self._refused(load, reply)
             return
         load.grants[reply.job] = reply
-        load.num_promoted = max(load.num_promoted, reply.promoted)
+        load.num_promoted = max(load.num_promoted, self._num_promoted(load, reply))
         load.waiting.discard(reply.job)
         if reply.promoted:
             num_bytes = reply.promoted * self._page_bytes[load.jobs[reply.job]]
             self._costs.observe_promotion(num_bytes, now - load.asked_at, now)
         if not load.waiting:
             self._copy(load, now)
+
+    def _num_promoted(self, load: Load, reply: AcquireReply) -> int:
+        """Pages of the prefix that a group's objects from disk stand for."""
+        is_full = self._ledger.groups[load.jobs[reply.job]].spec.is_full
+        return reply.promoted if is_full or not reply.promoted else load.num_loaded
 
     def _refused(self, load: Load, reply: AcquireReply) -> None:
         request = load.request

@@ -272,14 +272,14 @@ class Planner:
         """True while a plan that names it has not ended."""
         return request.last_step > self._pipeline.ended_step
 
-    def give_up_pages(self, request: Request) -> bool:
+    def give_up_pages(self, request: Request) -> int | None:
         """Release all pages of a request that no plan names; those in the index stay there.
 
-        True when its newest state has become a checkpoint.
+        Returns the place of the checkpoint that its newest state has become, if it has.
         """
-        has_checkpoint = self._checkpoints.settle(request)
+        place = self._checkpoints.settle(request)
         self._pages.release(request)
-        return has_checkpoint
+        return place
 
     def plan_ended(self, record: PlanRecord) -> None:
         """All ranks have run it: what it was the last to use comes back."""

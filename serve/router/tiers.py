@@ -127,6 +127,11 @@ class Tiers:
         else:
             self.write_back.distrust(frozenset(request.names))
 
+    def checkpointed(self, request: Request, place: int, now: float) -> None:
+        """The last state of a request that is over has become the checkpoint of that place."""
+        if self._cache.has_manager:
+            self.write_back.checkpointed(request, place, now)
+
     # --- messages ---
 
     def handlers(self) -> dict[type[Message], Callable[..., None]]:

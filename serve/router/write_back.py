@@ -92,6 +92,14 @@ class WriteBack:
         for group in self._page_bytes:
             self._claim_named(request, group, mask_of(0, num_pages) & ~request.stored.get(group, 0), now)
 
+    def checkpointed(self, request: Request, place: int, now: float) -> None:
+        """The last state of a request that is over is the checkpoint of that place now."""
+        if not self._stores_output and (place + 1) * self._ledger.page_size > request.num_prompt:
+            return
+        for name, group in self._ledger.groups.items():
+            if group.spec.has_checkpoints:
+                self._claim_named(request, name, mask_of(place, 1) & ~request.stored.get(name, 0), now)
+
     def _offer(self, request: Request, num_pages: int, now: float) -> None:
         num_pages = min(num_pages, request.num_prompt // self._ledger.page_size)
         if num_pages <= request.num_offered:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from models.state_layout import HitPolicy
 from serve.hashing import PageHasher
 from serve.ipc.messages import (
     AbortRequest,
@@ -31,6 +32,7 @@ VOCAB = 61
 EOS = 7
 EPOCH = 3
 PAGE_BYTES = 4096
+OBJECT_BYTES = {"state": 10000}  # three host slots; a page of every other group has one
 HASHER = PageHasher(b"k" * 32, b"test", PAGE)
 
 
@@ -45,6 +47,22 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+
+# Groups of the tests by name; every other name is a FULL group. A token of a window sees this many before it.
+WINDOW_TOKENS = 20
+SPECS = {
+    "window": GroupSpec("window", HitPolicy.TRAILING_PAGES, -(-WINDOW_TOKENS // PAGE)),
+    "state": GroupSpec("state", HitPolicy.EXACT_CHECKPOINT),
+    "tail": GroupSpec("tail", HitPolicy.EXACT_CHECKPOINT),
+}
+
+
+_PAGED = (HitPolicy.ALL_PAGES, HitPolicy.TRAILING_PAGES)
+
+
+def specs_of(groups: tuple[str, ...]) -> tuple[GroupSpec, ...]:
+    return tuple(SPECS.get(group, GroupSpec(group)) for group in groups)
 
 
 def model_token(tokens: list[int]) -> int:
@@ -71,10 +89,14 @@ class _Row:
     num_known: int
     num_computed: int
     pages: dict[str, list[int]]
+    first_places: dict[str, int]
 
 
 class FakeWorker:
-    """Runs plans. A page holds the token ids that were computed into it, and every read checks them."""
+    """Runs plans. A page holds the token ids that were computed into it, and every read checks them.
+
+    A page of a group with checkpoints holds all tokens that its state has seen.
+    """
 
     def __init__(self, rank: int, table: RequestTable, groups: tuple[str, ...]) -> None:
         self.rank = rank
@@ -82,7 +104,11 @@ class FakeWorker:
         self.plans: deque[StepPlan] = deque()
         self._table = table
         self._pages: dict[tuple[str, int], list[int | None]] = {}
-        self._groups = groups
+        specs = specs_of(groups)
+        self._checkpointed = [spec.name for spec in specs if spec.has_checkpoints]
+        self._paged = [
+            (spec.name, WINDOW_TOKENS if spec.has_window else None) for spec in specs if spec.policy in _PAGED
+        ]
 
     def run_next(self) -> StepResult:
         plan = self.plans.popleft()
@@ -104,6 +130,9 @@ class FakeWorker:
                 row.tokens.append(token)
                 result.rows.append(number)
                 result.token_ids.append(token)
+        for number, group, page in plan.snapshots:
+            assert self.rows[number].num_computed % PAGE == 0, "a snapshot within a page"
+            self._pages[group, page] = list(self._pages[group, self.rows[number].pages[group][0]])
         if self.rank != 0:
             result.rows, result.token_ids = [], []
         return result
@@ -115,31 +144,45 @@ class FakeWorker:
             assert join.row not in self.rows, "a row is taken twice"
             assert self._table.generation(join.slot) == join.generation
             assert not self._table.is_free(join.slot)
+            assert join.num_cached < join.num_known
             tokens = [int(t) for t in self._table.tokens(join.slot)[: join.num_known]]
             pages = {group: list(ids) for group, ids in join.pages.items()}
-            row = _Row(join.slot, join.generation, tokens, join.num_known, join.num_cached, pages)
+            row = _Row(join.slot, join.generation, tokens, join.num_known, join.num_cached, pages, join.first_places)
             self.rows[join.row] = row
-            assert join.num_cached < join.num_known
+            for group in self._checkpointed:
+                (working,) = pages[group]
+                restored = join.restores.get(group)
+                self._pages[group, working] = [] if restored is None else list(self._pages[group, restored])
             assert self._read(row) == tokens[: join.num_cached]
         for number, group, pages in plan.new_pages:
             self.rows[number].pages[group].extend(pages)
 
     def _compute(self, row: _Row, count: int) -> None:
         self._read(row)
-        for position in range(row.num_computed, row.num_computed + count):
-            for group in self._groups:
-                page = row.pages[group][position // PAGE]  # IndexError: a token without a page
-                self._pages.setdefault((group, page), [None] * PAGE)[position % PAGE] = row.tokens[position]
+        new = row.tokens[row.num_computed : row.num_computed + count]
+        for position, token in enumerate(new, row.num_computed):
+            for group, _ in self._paged:
+                place = position // PAGE - row.first_places.get(group, 0)
+                assert place >= 0
+                page = row.pages[group][place]  # IndexError: a token without a page
+                self._pages.setdefault((group, page), [None] * PAGE)[position % PAGE] = token
+        for group in self._checkpointed:
+            self._pages[group, row.pages[group][0]] += new
         row.num_computed += count
 
     def _read(self, row: _Row) -> list[int]:
-        """The computed prefix as the pages have it."""
-        for group in self._groups:
+        """The computed prefix, checked against the pages as far as the next token sees them."""
+        known = row.tokens[: row.num_computed]
+        for group, window in self._paged:
+            first = 0 if window is None else max(0, row.num_computed - window)
             found = []
-            for position in range(row.num_computed):
-                found.append(self._pages[group, row.pages[group][position // PAGE]][position % PAGE])
-            assert found == row.tokens[: row.num_computed], "a page does not hold the right prefix"
-        return row.tokens[: row.num_computed]
+            for position in range(first, row.num_computed):
+                page = row.pages[group][position // PAGE - row.first_places.get(group, 0)]
+                found.append(self._pages[group, page][position % PAGE])
+            assert found == known[first:], f"a page of {group} does not hold the right prefix"
+        for group in self._checkpointed:
+            assert self._pages[group, row.pages[group][0]] == known, f"{group} is not the state of the prefix"
+        return known
 
 
 @dataclass
@@ -169,8 +212,14 @@ class Harness:
     """A router with a real request table, fake workers and one or more listening servers."""
 
     def __init__(
-        self, num_pages: int = 64, num_ranks: int = 1, groups: tuple[str, ...] = ("full",), **settings
+        self,
+        num_pages: int = 64,
+        num_ranks: int = 1,
+        groups: tuple[str, ...] = ("full",),
+        pool_sizes: dict[str, int] | None = None,
+        **settings,
     ) -> None:
+        """pool_sizes: by group, pages of pools that have not `num_pages`."""
         values = {
             "epoch": EPOCH,
             "page_size": PAGE,
@@ -196,6 +245,7 @@ class Harness:
         self.probes: list[Message] = []
         self.cache = CacheClient(None, ProbePolicy())
         self.num_pages = num_pages
+        self.pool_sizes = pool_sizes or {}
         self.router = self._make_router()
         self.engine_up()
 
@@ -215,10 +265,10 @@ class Harness:
         return self
 
     def engine_up(self) -> None:
-        specs = tuple(GroupSpec(group) for group in self.groups)
         prior = CostPrior(prefill_tokens_per_s=1000.0, decode_step_s=0.01)
-        pages = dict.fromkeys(self.groups, self.num_pages)
-        self.router.engine_up(EngineFacts(specs, pages, HASHER, prior, dict.fromkeys(self.groups, PAGE_BYTES)))
+        pages = {group: self.pool_sizes.get(group, self.num_pages) for group in self.groups}
+        page_bytes = {group: OBJECT_BYTES.get(group, PAGE_BYTES) for group in self.groups}
+        self.router.engine_up(EngineFacts(specs_of(self.groups), pages, HASHER, prior, page_bytes))
 
     # --- Mail ---
 
@@ -319,8 +369,8 @@ class Harness:
             for request in record.rows:
                 if request is not None and request.last_step >= record.step:
                     assert request.holding is not None
-                    for group, pages in request.holding.pages.items():
-                        assert all(self.ledger.groups[group].refs(page) > 0 for page in pages)
+                    for name, group in self.ledger.groups.items():
+                        assert all(group.refs(page) > 0 for page in request.holding.references(name))
 
     def check_idle(self) -> None:
         """All ended, once; nothing leaked."""
@@ -332,8 +382,14 @@ class Harness:
         for client in self.clients.values():
             assert (client.is_released, len(client.finishes)) == (True, 1), client
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a request may have."""
+        pools = [self.pool_sizes.get(s.name, self.num_pages) for s in specs_of(self.groups) if s.is_full]
+        return min([self.settings.max_total_len, *(pages * PAGE for pages in pools)])
+
     def check_tokens(self, client: Client) -> None:
-        limit = min(self.settings.max_total_len, self.num_pages * PAGE)
+        limit = self.longest
         assert client.tokens == expected_tokens(client.prompt, client.sampling, limit)
 
     def close(self) -> None:

@@ -229,3 +229,80 @@ def test_a_lost_reference_is_reported():
     holding = store(ledger, "a")
     ledger.groups["full"]._refs[holding.pages["full"][0]] += 1
     assert ledger.check_integrity()
+
+
+# --- windows and checkpoints ---
+
+WINDOW = GroupSpec("window", HitPolicy.TRAILING_PAGES, 2)
+STATE = GroupSpec("state", HitPolicy.EXACT_CHECKPOINT)
+
+
+def hybrid(text: str, checkpoints: tuple[int, ...], num_pages: int = 16) -> StateLedger:
+    """A ledger whose index has all pages of `text`, and states at these places."""
+    ledger = make_ledger(num_pages, FULL, WINDOW, STATE)
+    holding = ledger.open()
+    ledger.reserve(holding, {"full": len(text), "window": len(text), "state": len(checkpoints)})
+    for place, name in enumerate(names_of(text)):
+        ledger.publish("full", holding.pages["full"][place], name)
+        ledger.publish("window", holding.pages["window"][place], name)
+    for page, place in zip(holding.pages["state"], checkpoints, strict=True):
+        ledger.publish("state", page, names_of(text)[place])
+    ledger.release(holding)
+    return ledger
+
+
+def test_a_match_tells_how_far_another_has_been():
+    ledger = hybrid("abcdef", (1,))
+    match = ledger.match(names_of("abcdxy"), 1000)
+    assert (match.num_pages, match.num_known) == (2, 4)
+
+
+def test_a_holding_has_the_trailing_pages_of_a_window_and_one_checkpoint():
+    ledger = hybrid("abcdef", (3,))
+    match = ledger.match(names_of("abcdef"), 1000)
+    holding = ledger.acquire(match)
+    assert (holding.first("window"), holding.end("window"), holding.end("full")) == (2, 4, 4)
+    assert holding.restores == {"state": match.pages["state"][0]}
+    assert holding.pages["state"] == []
+    assert holding.page_at("window", 3) == match.pages["window"][1]
+    assert ledger.check_integrity() == []
+    ledger.release(holding)
+    assert [group.num_used for group in ledger.groups.values()] == [0, 0, 0]
+    assert ledger.check_integrity() == []
+
+
+def test_what_a_plan_uses_last_changes_hands_and_stays_referenced():
+    ledger = hybrid("abcdef", (3,))
+    holding, plan = ledger.acquire(ledger.match(names_of("abcdef"), 1000)), ledger.open()
+    restored, first = holding.restores["state"], holding.pages["window"][0]
+    ledger.reserve(holding, {"window": 1, "state": 3})
+    assert ledger.leave_window(holding, "window", 3, plan) == 1
+    ledger.pass_restores(holding, plan)
+    last = ledger.pass_last(holding, "state", plan)
+    assert (holding.first("window"), len(holding.pages["state"]), holding.restores) == (3, 2, {})
+    assert plan.pages == {"full": [], "window": [first], "state": [restored, last]}
+    ledger.release(holding)
+    assert all(ledger.groups[g].refs(page) == 1 for g, page in (("window", first), ("state", restored)))
+    assert ledger.check_integrity() == []
+    ledger.release(plan)
+    assert ledger.groups["window"].num_cached == 6
+    assert ledger.groups["state"].num_free == 15
+    assert ledger.check_integrity() == []
+
+
+def test_a_window_that_is_behind_already_is_left_alone():
+    ledger = hybrid("abcdef", (3,))
+    holding, plan = ledger.acquire(ledger.match(names_of("abcdef"), 1000)), ledger.open()
+    assert ledger.leave_window(holding, "window", 1, plan) == 0
+    assert holding.first("window") == 2
+
+
+def test_assemble_takes_what_each_group_needs_for_the_prefix():
+    ledger = hybrid("abcdef", ())
+    gone = ledger.groups["window"].index.page(names_of("abcdef")[4])
+    ledger.forget("window", gone)
+    holding, fresh = ledger.assemble(names_of("abcdef"))
+    assert fresh == {"full": [], "window": [4], "state": [5]}
+    assert (holding.first("window"), len(holding.pages["window"])) == (4, 2)
+    assert holding.page_at("state", 5) == holding.restores["state"]
+    assert ledger.check_integrity() == []

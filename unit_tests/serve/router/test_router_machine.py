@@ -17,6 +17,16 @@ PROMPTS = [
     _BASE[: 2 * PAGE] + prompt_of(PAGE + 3, 2),
     prompt_of(2 * PAGE + 1, 3),
 ]
+GROUPS = [
+    ("full",),
+    ("full", "index"),
+    ("full", "window"),
+    ("full", "state"),
+    ("full", "window", "state"),
+    ("full", "state", "tail"),
+    ("window",),
+    ("state",),
+]
 
 
 class RouterMachine(RuleBasedStateMachine):
@@ -41,7 +51,8 @@ class RouterMachine(RuleBasedStateMachine):
                 "stores_output": st.booleans(),
                 "cache_is_sync": st.booleans(),
                 "max_loading_fraction": st.sampled_from([0.1, 0.5, 1.0]),
-                "groups": st.sampled_from([("full",), ("full", "index")]),
+                "groups": st.sampled_from(GROUPS),
+                "checkpoint_interval": st.sampled_from([1, 2 * PAGE, 2048]),
             }
         ),
     )
@@ -166,6 +177,15 @@ class RouterMachine(RuleBasedStateMachine):
                 group.forget(page)
         self.harness.ledger.index_version += 1
 
+    @rule(data=st.data())
+    def evict_one_group_alone(self, data: st.DataObject) -> None:
+        """Its other groups keep what they have of the same boundary."""
+        group = data.draw(st.sampled_from(list(self.harness.ledger.groups.values())))
+        idle = list(group._idle)
+        if idle:
+            for page in data.draw(st.lists(st.sampled_from(idle), min_size=1, unique=True)):
+                self.harness.ledger.forget(group.spec.name, page)
+
     @precondition(lambda self: self.tiers and self.tiers.manager)
     @rule(data=st.data())
     def evict_host(self, data: st.DataObject) -> None:
@@ -265,8 +285,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.harness.close()
 
     def _check_tokens(self, client: Client) -> None:
-        limit = min(self.harness.settings.max_total_len, self.harness.num_pages * PAGE)
-        expected = expected_tokens(client.prompt, client.sampling, limit)
+        expected = expected_tokens(client.prompt, client.sampling, self.harness.longest)
         if client.finishes == [FinishReason.LENGTH]:
             assert client.tokens == expected
         elif client.finishes == [FinishReason.ERROR]:

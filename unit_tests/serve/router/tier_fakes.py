@@ -6,6 +6,8 @@ Mailboxes are lists, so that a test decides what arrives when, and in which orde
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from serve.ipc.messages import (
     CacheDown,
     CacheUp,
@@ -24,22 +26,32 @@ from serve.multi_level_cache.cache_manager import CacheManager
 from serve.multi_level_cache.host_arena import ArenaShape, HostArena, manager_of
 from serve.multi_level_cache.host_tier import HostTier
 from serve.multi_level_cache.object_format import ObjectFormat
+from serve.multi_level_cache.page_state import DropReason
 from serve.multi_level_cache.request_names import TableNames
 from serve.multi_level_cache.secondary_tier import SecondaryTier
 from serve.router.cache_client import CacheClient, ProbePolicy
 from serve.types import JobId, JobResult
-from unit_tests.serve.router.router_fakes import EPOCH, PAGE, PAGE_BYTES, Client, FakeWorker, Harness
+from unit_tests.serve.multi_level_cache.fake_tier import FakeTier
+from unit_tests.serve.router.router_fakes import (
+    EPOCH,
+    OBJECT_BYTES,
+    PAGE,
+    PAGE_BYTES,
+    Client,
+    FakeWorker,
+    Harness,
+)
 
 Job = LoadPages | StorePages
+_PART = 800  # uint16 words of a rank in a slot
 
 
 class TierWorker(FakeWorker):
-    """Runs jobs when told. `slots` is what this rank has written into the host."""
+    """Runs jobs when told. Each rank has a part of the first slot of an object, for the tokens that the page holds."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self.jobs: deque[Job] = deque()
-        self.slots: dict[int, list[int | None]] = {}
         self.last_step = -1
         self.nonce = 0
 
@@ -53,16 +65,23 @@ class TierWorker(FakeWorker):
 
     def copy(self, job: Job, arena: HostArena) -> JobAnswer:
         """Really copy, unless the generations say that the slots are another's."""
-        for page, slot, generation in zip(job.pages, job.slots, job.generations, strict=True):
-            if int(arena.generation[slot]) != generation:
-                return JobAnswer(job.job, self.rank, JobResult.FAILED, "generation")
+        if [int(arena.generation[slot]) for slot in job.slots] != job.generations:
+            return JobAnswer(job.job, self.rank, JobResult.FAILED, "generation")
+        size = len(job.slots) // len(job.pages)  # slots an object
+        assert size == -(-OBJECT_BYTES.get(job.group, PAGE_BYTES) // PAGE_BYTES)
+        for number, page in enumerate(job.pages):
+            slots = job.slots[number * size : (number + 1) * size]
+            views = [arena.payload[slot].view(np.uint16)[self.rank * _PART : (self.rank + 1) * _PART] for slot in slots]
             if isinstance(job, LoadPages):
-                self._pages[job.group, page] = list(self.slots[slot])
+                self._pages[job.group, page] = views[0][1 : 1 + int(views[0][0])].tolist()
+                assert [int(view[0]) for view in views[1:]] == list(range(1, size)), "parts of several objects"
             else:
-                assert manager_of(generation) >= self.nonce
+                assert manager_of(job.generations[0]) >= self.nonce
                 content = self._pages[job.group, page]
                 assert None not in content, "a page is stored before it is complete"
-                self.slots[slot] = list(content)
+                views[0][: 1 + len(content)] = [len(content), *content]
+                for number, view in enumerate(views[1:], 1):
+                    view[0] = number
         return JobAnswer(job.job, self.rank, JobResult.DONE)
 
 
@@ -112,7 +131,11 @@ class TierHarness(Harness):
     # --- the manager and its surroundings ---
 
     def start_manager(self) -> None:
-        formats = [ObjectFormat(group, index, PAGE, (PAGE_BYTES,)) for index, group in enumerate(self.groups)]
+        sizes = [OBJECT_BYTES.get(group, PAGE_BYTES) for group in self.groups]
+        formats = [
+            ObjectFormat(group, index, PAGE, (size,))
+            for index, (group, size) in enumerate(zip(self.groups, sizes, strict=True))
+        ]
         num_starts = self.arena.begin_management()
         host = HostTier.build(self.arena, formats, num_starts, self.clock)
         names = TableNames(self.table, self.table.shape.num_slots)
@@ -175,6 +198,12 @@ class TierHarness(Harness):
             self.manager.handle(self.to_manager.popleft())
         self.manager.tick()
 
+    def finish_transfers(self) -> None:
+        """The lower tier ends what it has been given, and the manager hears of it."""
+        if self.manager is not None and isinstance(self.manager.tier, FakeTier):
+            self.manager.tier.finish()
+            self.manager.poll_tier()
+
     def deliver_to_router(self) -> None:
         messages = list(self.to_router)
         self.to_router.clear()
@@ -189,6 +218,7 @@ class TierHarness(Harness):
         """Everything that is under way arrives, and jobs run, until nothing moves."""
         while self._is_moving():
             self.deliver_to_manager()
+            self.finish_transfers()
             self.run_jobs()
             self.deliver_to_router()
 
@@ -236,6 +266,13 @@ class TierHarness(Harness):
     def num_ready(self) -> int:
         """Pages that the host has complete."""
         return sum(1 for page in self.manager.host.directory.pages() if page.content.value == "ready")
+
+    def evict_host(self) -> None:
+        """All that nobody uses goes from the host; a lower tier keeps what it has."""
+        self.finish_transfers()
+        directory = self.manager.host.directory
+        for page in [page for page in directory.pages() if page.content.value == "ready" and not page.pins]:
+            directory.drop(page, DropReason.EVICTED)
 
     @property
     def tiers(self):
