@@ -67,7 +67,7 @@ def test_a_truncated_file_is_one_line(single, keep):
     path = single / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
-    with pytest.raises(ModelError, match=r"model\.safetensors: truncated or corrupt") as caught:
+    with pytest.raises(ModelError, match=r"model\.safetensors: (truncated or corrupt|is empty)") as caught:
         load(single)
     assert "\n" not in str(caught.value)
 
