@@ -10,9 +10,10 @@ from typing import Any, Protocol, TypeVar
 from serve import cache_operations
 from serve.cache_operations import CacheOperationError
 from serve.cache_report import part_of
-from serve.cache_tables import format_bytes, format_flush, format_pages, format_stats
+from serve.cache_tables import format_flush, format_pages, format_stats
 from serve.cli_parser import LineParser, parse_line
 from serve.errors import ConfigError, UserError
+from serve.units import format_bytes
 
 Answer = TypeVar("Answer")
 

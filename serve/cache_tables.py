@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve.cache_report import number_of, numbers_of, part_of
+from serve.units import format_bytes
 
 
 def format_stats(found: Mapping[str, Any]) -> str:
@@ -78,16 +79,6 @@ def format_flush(dropped: Mapping[str, int]) -> str:
         f"flushed: {dropped['device_pages']} pages of the device{later}, "
         f"{dropped['host_objects']} objects of the host, {dropped['disk_objects']} of the disk"
     )
-
-
-def format_bytes(count: float | None) -> str:
-    """In the largest binary unit that gives at least 1; a dash where nobody knows."""
-    if count is None:
-        return "-"
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
 
 
 def format_columns(rows: Sequence[Sequence[str]]) -> str:

@@ -40,7 +40,7 @@ class BodyTooLargeError(ApiError):
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises BodyTooLargeError as soon as it is known to be too large, a 408, ClientGoneError."""
     announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > limit:
+    if announced.isdecimal() and int(announced) > limit:
         raise BodyTooLargeError(limit)
     parts, size = [], 0
     try:

@@ -166,7 +166,9 @@ class SamplingRequest(StrictModel):
     return_token_ids: Flag = Field(False, description="add the ids of generated tokens to each choice")
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower runs first, with --schedule_policy")
+    priority: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="lower runs first, with --schedule_policy priority"
+    )
     cache_salt: str | None = Field(None, max_length=1024, description="prompts share cached pages within one salt only")
 
 

@@ -7,19 +7,10 @@ from serve.config import ResolvedConfig
 from serve.launcher.child_process import ChildProcess
 from serve.launcher.engine_info import EngineFacts
 from serve.launcher.model_facts import GroupFacts
+from serve.units import format_bytes
 
 TierPages = Mapping[str, Mapping[str, int]]
 """Pages by tier ("host", "disk") and state group; a tier that is off is missing."""
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def format_bytes(count: float) -> str:
-    """`1.5 GiB`."""
-    unit = 0
-    while abs(count) >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
 
 
 def format_summary(

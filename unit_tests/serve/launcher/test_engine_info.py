@@ -16,7 +16,7 @@ from serve.launcher.engine_info import (
     merge_page_counts,
 )
 from serve.launcher.model_facts import GroupFacts
-from serve.launcher.start_summary import format_bytes, format_summary, worker_phases
+from serve.launcher.start_summary import format_summary, worker_phases
 from serve.router.cost_model import CostPrior
 from unit_tests.serve.fakes.varve_fakes.children import FakeChild
 
@@ -80,11 +80,6 @@ def test_a_limit_that_was_asked_for_must_fit_the_pool() -> None:
 def test_phases_are_those_of_the_slowest_rank() -> None:
     ranks = workers({"phases": {"load": 1.0, "warm up": 3}}, {"phases": {"load": 2.0, "note": "text"}}, {})
     assert worker_phases(ranks) == {"load": 2.0, "warm up": 3.0}
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")])
-def test_bytes_are_readable(count: int, text: str) -> None:
-    assert format_bytes(count) == text
 
 
 def test_copies_are_as_fast_as_on_the_slowest_rank() -> None:
