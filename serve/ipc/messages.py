@@ -102,12 +102,13 @@ class ProbeReply(Message):
     """Bitmaps by state group, one per tier below the device.
 
     Bit i % 8 of byte i // 8 of `host[g]` is page i of group g. Raw presence: whether a prefix is usable is the ledger's
-    to say.
+    to say. disk_bytes_per_s: what promotions from disk have reached lately, and 0 before there was any.
     """
 
     probe_id: int
     host: dict[str, bytes]
     disk: dict[str, bytes]
+    disk_bytes_per_s: float = 0.0
 
 
 class PageRange(msgspec.Struct, frozen=True, array_like=True):

@@ -99,7 +99,23 @@ class CacheManager:
         host = {group: self._host_bitmap(group, found) for group in self.host.formats}
         disk = {group: self._lower_bitmap(group, found) for group in self.host.formats}
         self.host.directory.touch(found)
-        self._post.to_router(self.epoch, ProbeReply(probe.probe_id, host, disk))
+        speed = self._promoter.speed.bytes_per_s() if self._promoter is not None else 0.0
+        self._post.to_router(self.epoch, ProbeReply(probe.probe_id, host, disk, speed))
+        if self._promoter is not None and self.resync.is_complete:
+            self._try_lower_tier(self._promoter, names, host, disk)
+
+    @staticmethod
+    def _try_lower_tier(
+        promoter: Promoter, names: RequestNames, host: dict[str, bytes], disk: dict[str, bytes]
+    ) -> None:
+        """Offer the first object that only the lower tier has to measure that tier by."""
+        for group in disk:
+            only = int.from_bytes(disk[group], "little") & ~int.from_bytes(host[group], "little")
+            if only:
+                index = (only & -only).bit_length() - 1
+                parent = names.names[index - 1] if index else names.root
+                promoter.probe(WantedObject(0, index, PageKey(names.names[index], group), parent, names.root))
+                return
 
     def _host_bitmap(self, group: str, names: list[bytes]) -> bytes:
         find = self.host.directory.find_ready

@@ -7,7 +7,10 @@ from serve.multi_level_cache.host_tier import HostTier
 from serve.multi_level_cache.page_state import DropReason, PageKey, PageObject, TierTicket
 from serve.multi_level_cache.request_names import WantedObject
 from serve.multi_level_cache.secondary_tier import Bytes, LoadRequest, SecondaryTier, TransferOutcome, TransferResult
+from serve.multi_level_cache.statistics import TransferSpeed
 from serve.types import Durability, JobId
+
+PROBE_IDLE_S = 5.0
 
 
 def slot_views(host: HostTier, page: PageObject) -> list[Bytes]:
@@ -37,7 +40,7 @@ class FinishedPromotion:
 
 
 class Promoter:
-    """Owns all promotions from one tier."""
+    """Owns all promotions from one tier, and knows how fast they are. speed: of those lately."""
 
     def __init__(self, host: HostTier, tier: SecondaryTier) -> None:
         self._host = host
@@ -45,6 +48,7 @@ class Promoter:
         self._by_ticket: dict[TierTicket, Promotion] = {}
         self._by_key: dict[PageKey, TierTicket] = {}
         self._next_number = 0
+        self.speed = TransferSpeed(host.clock)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Which objects could be promoted."""
@@ -79,8 +83,21 @@ class Promoter:
         self._by_ticket[ticket] = Promotion(page)
         self._by_key[key] = ticket
         host.budget.num_promoting += len(page.slots)
+        self.speed.begin(host.formats[key.group].object_bytes)
         self._tier.submit_load(LoadRequest(ticket, key, host.formats[key.group], slot_views(host, page)))
         return ticket
+
+    def probe(self, wanted: WantedObject) -> None:
+        """Bring up one object that was found, should nobody have asked the tier for anything of late.
+
+        So one slow read, or a slow hour, does not keep the router from loading for ever: it hears of the speed.
+        """
+        is_due = self.speed.is_idle and self._host.clock() - self.speed.ended_at >= PROBE_IDLE_S
+        if not is_due or self._host.directory.find(wanted.key) is not None:
+            return
+        if self._host.budget.can_hold(self.slots_needed([wanted])) and self.prepare([wanted], {wanted.parent}):
+            self._start(wanted)
+            self._host.stats.events["tier_probes"] += 1
 
     def leave(self, job: JobId) -> None:
         """The job waits no more; its reads go on for whoever comes next."""
@@ -97,8 +114,10 @@ class Promoter:
         page = promotion.page
         self._by_key.pop(page.key, None)
         self._host.budget.num_promoting -= len(page.slots)
+        is_done = result.outcome is TransferOutcome.DONE
+        self.speed.end(self._host.formats[page.key.group].object_bytes if is_done else 0)
         is_ready = False
-        if result.outcome is TransferOutcome.DONE:
+        if is_done:
             self._host.arena.checksum[page.slots[0], : len(result.checksums)] = result.checksums
             is_ready = self._host.directory.publish(page, Durability.DURABLE)
             self._host.stats.pages_promoted += is_ready

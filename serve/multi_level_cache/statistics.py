@@ -55,6 +55,58 @@ class TransferMeter:
             self.num_bytes += num_bytes
 
 
+class TransferSpeed:
+    """Bytes a second over the time in which at least one transfer runs; one that hangs lowers it while it hangs.
+
+    It is the geometric mean of the last period's speed and of what was believed before it, so that a few quick reads
+    outweigh one that took minutes. A period ends when nothing runs any more, or after `MAX_PERIOD_S`.
+    """
+
+    MAX_PERIOD_S = 2.0
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._num_running = 0
+        self._since = 0.0
+        self._bytes = 0  # of this period
+        self._size = 0  # of the transfer that began last
+        self._speed = 0.0  # of earlier periods; 0: there were none
+        self.ended_at = float("-inf")
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs."""
+        return not self._num_running
+
+    def begin(self, num_bytes: int) -> None:
+        """One more runs, for so many bytes."""
+        if not self._num_running:
+            self._since, self._bytes = self._clock(), 0
+        self._num_running += 1
+        self._size = num_bytes
+
+    def end(self, num_bytes: int) -> None:
+        """One has ended, and brought so many bytes."""
+        self.ended_at = self._clock()
+        elapsed = self.ended_at - self._since
+        self._bytes += num_bytes
+        self._num_running -= 1
+        if elapsed > 0 and (not self._num_running or elapsed > self.MAX_PERIOD_S):
+            measured = max(1.0, self._bytes / elapsed)
+            self._speed = (self._speed * measured) ** 0.5 if self._speed else measured
+            self._since, self._bytes = self.ended_at, 0
+
+    def bytes_per_s(self) -> float:
+        """0 while nothing is known; otherwise at least 1."""
+        elapsed = self._clock() - self._since if self._num_running else 0.0
+        if elapsed <= 0:
+            return self._speed
+        at_most = max(1.0, (self._bytes + self._size) / elapsed)  # should one more end now
+        if not self._speed:
+            return at_most if self._bytes or elapsed > self.MAX_PERIOD_S else 0.0
+        return min(self._speed, at_most)
+
+
 @dataclass
 class CacheStatistics:
     """What has happened since the start. `events`: counts of unusual things by name, such as late answers."""

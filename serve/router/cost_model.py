@@ -56,6 +56,7 @@ class CostModel:
         self._decode = _Rate()
         self._load = _Rate()
         self._promotion = _Rate()
+        self._told_promotion = 0.0
 
     def observe(self, num_prefill_tokens: int, num_decode_rows: int, compute_s: float, now: float) -> None:
         """Learn from one finished step."""
@@ -91,12 +92,18 @@ class CostModel:
         """Learn from a grant that waited for the disk."""
         self._promotion.add(num_bytes, max(seconds, 1e-6), now, self._HALF_LIFE_S)
 
+    def tell_promotion(self, bytes_per_s: float) -> None:
+        """What the cache manager has measured of the disk, reads that nobody waited for included; 0: nothing."""
+        self._told_promotion = bytes_per_s
+
     def load_bytes_per_s(self, now: float) -> float:
         """Bytes that come from the host into the device a second."""
         return self._bytes_per_s(self._load, self._prior.load_bytes_per_s, now)
 
     def promotion_bytes_per_s(self, now: float) -> float:
-        """Bytes that come from the disk into the host a second."""
+        """Bytes that come from the disk into the host a second, as told, or else as grants have shown."""
+        if self._told_promotion:
+            return self._told_promotion
         return self._bytes_per_s(self._promotion, self._prior.promotion_bytes_per_s, now)
 
     def _bytes_per_s(self, rate: _Rate, prior: float, now: float) -> float:

@@ -19,6 +19,8 @@ from serve.types import RequestStatus
 
 MAX_EXAMINED = 16
 _MIN_WAIT_S, _MAX_WAIT_S = 0.05, 5.0
+# How much longer than predicted the disk may take, and the share of recomputing that finding out may cost in any case.
+_PATIENCE, _RISK = 3.0, 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ class LoadPolicy:
         assembled = self._ledger.assemble(request.names[: plan.num_pages])
         assert assembled is not None, "a load is begun without room"
         request.holding, fresh = assembled
-        wait_s = min(max(forecast.computed_s, _MIN_WAIT_S), _MAX_WAIT_S)
+        wait_s = min(max(self._patience_s(request, plan, forecast), _MIN_WAIT_S), _MAX_WAIT_S)
         num_bytes = self._plans.bytes_of(plan)
         num_loaded = self._num_loaded(plan, fresh)
         self._loader.begin(Load(request, plan, fresh, num_loaded, num_bytes, forecast.loaded_s, now, now + wait_s))
@@ -205,3 +207,10 @@ class LoadPolicy:
         num_full = len({place for name, places in fresh.items() if groups[name].spec.is_full for place in places})
         has_other = any(places for name, places in fresh.items() if not groups[name].spec.is_full)
         return max(num_full, plan.num_gained if has_other else 0)
+
+    def _patience_s(self, request: Request, plan: LoadPlan, forecast: _Forecast) -> float:
+        """How long to wait for the grant. A disk far slower than predicted must not cost as much as recomputing."""
+        assert request.found is not None
+        if self._loads_always or not self._plans.disk_bytes(plan, request.found):
+            return forecast.computed_s
+        return min(forecast.computed_s, max(_PATIENCE * forecast.loaded_s, _RISK * forecast.computed_s))

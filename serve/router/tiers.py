@@ -42,6 +42,7 @@ class Tiers:
         statistics: TierStatistics,
     ) -> None:
         self.jobs = JobBook(settings.epoch, settings.num_ranks, ledger, cache, to_workers)
+        self._costs = costs
         self.loader = Loader(ledger, self.jobs, cache, costs, facts.page_bytes, settings.num_layers, statistics.loads)
         self.write_back = WriteBack(
             ledger, self.jobs, cache, pipeline, facts.page_bytes, settings.stores_output, statistics.stores
@@ -145,6 +146,7 @@ class Tiers:
         }
 
     def _take_probe_reply(self, reply: ProbeReply) -> None:
+        self._costs.tell_promotion(reply.disk_bytes_per_s)
         request = self._cache.take(reply)
         if request is not None:
             found = Found.of(reply)

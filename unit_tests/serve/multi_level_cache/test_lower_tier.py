@@ -9,8 +9,9 @@ from serve.multi_level_cache.faulty_tier import FaultyTier
 from serve.multi_level_cache.page_state import PageKey
 from serve.multi_level_cache.request_names import RequestNames
 from serve.multi_level_cache.secondary_tier import TransferOutcome
+from serve.multi_level_cache.statistics import TransferSpeed
 from serve.types import AcquireOutcome, Durability
-from unit_tests.serve.multi_level_cache.builders import Bench, request
+from unit_tests.serve.multi_level_cache.builders import Bench, FakeClock, request
 from unit_tests.serve.multi_level_cache.fake_tier import FakeTier
 
 BOTH = (PageRange("full", 0, 2), PageRange("state", 1, 1))
@@ -212,3 +213,47 @@ def test_injected_faults_keep_the_contract(tier: FakeTier):
     faulty.release()
     bench.manager.tick()
     assert reply_of(bench).outcome is AcquireOutcome.GRANTED
+
+
+def test_a_speed_falls_while_a_transfer_hangs_and_soon_forgets_it() -> None:
+    clock = FakeClock()
+    speed = TransferSpeed(clock)
+    assert speed.bytes_per_s() == 0.0
+    for _ in range(2):
+        speed.begin(1000)
+    assert speed.bytes_per_s() == 0.0, "nothing is known yet"
+    clock.now += 0.5
+    speed.end(1000)
+    assert speed.bytes_per_s() == 4000, "should the other one end now"
+    clock.now += 0.5
+    speed.end(1000)
+    assert speed.bytes_per_s() == 2000
+    clock.now += 1000
+    assert speed.bytes_per_s() == 2000, "idle time is no measurement"
+    speed.begin(1000)
+    clock.now += 100
+    assert speed.bytes_per_s() == 10
+    speed.end(1000)
+    for _ in range(4):
+        speed.begin(1000)
+        clock.now += 0.5
+        speed.end(1000)
+    assert 1000 < speed.bytes_per_s() < 2000
+
+
+def test_a_lookup_tries_an_idle_tier_with_one_page(bench: Bench, tier: FakeTier) -> None:
+    persist(bench, tier)
+    bench.clock.now += 10
+    bench.present(PROMPT)
+    (load,) = tier.loads
+    assert load.key.name in PROMPT.names
+    bench.present(PROMPT)
+    assert len(tier.loads) == 1, "one at a time"
+    bench.clock.now += 0.5
+    tier.finish()
+    bench.manager.tick()
+    bench.assert_sound()
+    bench.present(PROMPT)
+    assert tier.loads == [], "it is not idle"
+    reply = bench.probe(PROMPT)
+    assert reply.disk_bytes_per_s == pytest.approx(2 * load.form.object_bytes, rel=0.01)

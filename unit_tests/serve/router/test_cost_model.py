@@ -54,6 +54,15 @@ def test_loads_are_measured_and_fade_to_the_prior():
     assert costs.promotion_bytes_per_s(0.0) > 9e8
 
 
+def test_what_the_manager_tells_of_the_disk_goes_before_what_grants_have_shown():
+    costs = CostModel(CostPrior(promotion_bytes_per_s=1e8))
+    costs.observe_promotion(1_000_000_000, 1.0, 0.0)
+    costs.tell_promotion(5e6)
+    assert costs.promotion_bytes_per_s(0.0) == costs.promotion_bytes_per_s(3000.0) == 5e6
+    costs.tell_promotion(0.0)
+    assert costs.promotion_bytes_per_s(0.0) > 9e8
+
+
 def test_a_load_waits_for_its_promotions():
     costs = CostModel(CostPrior(load_bytes_per_s=1e9, promotion_bytes_per_s=1e8))
     from_host, from_disk = costs.load_s(10**8, 0, 0.0), costs.load_s(10**8, 10**8, 0.0)
