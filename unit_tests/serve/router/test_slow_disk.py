@@ -3,6 +3,7 @@
 import pytest
 
 from serve.ipc.messages import Acquire
+from serve.multi_level_cache.secondary_tier import TransferOutcome
 from serve.router.tier_statistics import Drop
 from serve.types import CacheTier
 from unit_tests.serve.multi_level_cache.fake_tier import FakeTier
@@ -13,9 +14,19 @@ NUM_PAGES = 24  # 384 tokens, that take 0.384 s to compute
 COMPUTED_S = NUM_PAGES * PAGE / 1000
 
 
-def with_disk_pages() -> tuple[TierHarness, FakeTier]:
+class HeldTier(FakeTier):
+    """Nothing ends while it is held."""
+
+    is_held = False
+
+    def finish(self, outcome: TransferOutcome = TransferOutcome.DONE) -> None:
+        if not self.is_held:
+            super().finish(outcome)
+
+
+def with_disk_pages() -> tuple[TierHarness, HeldTier]:
     """A disk that has the pages of `prompt_of(NUM_PAGES * PAGE)`; host and device have nothing."""
-    tier = FakeTier()
+    tier = HeldTier()
     harness = TierHarness(128, lambda arena: tier)
     harness.serve(prompt_of(NUM_PAGES * PAGE + 5), max_tokens=1)
     for _ in range(NUM_PAGES):
@@ -26,11 +37,13 @@ def with_disk_pages() -> tuple[TierHarness, FakeTier]:
     empty(harness, tier)
     harness.sent_to_manager.clear()
     harness.clock.advance(60.0)
+    tier.is_held = True
     return harness, tier
 
 
-def empty(harness: TierHarness, tier: FakeTier) -> None:
+def empty(harness: TierHarness, tier: HeldTier) -> None:
     """Neither host nor device have anything."""
+    tier.is_held = False
     for _ in range(NUM_PAGES):
         harness.manager.tick()
         tier.finish()
@@ -38,6 +51,7 @@ def empty(harness: TierHarness, tier: FakeTier) -> None:
         if harness.manager.host.directory.make_room(room):
             break
     harness.evict_device()
+    tier.is_held = True
 
 
 def ask(harness: TierHarness):
@@ -71,6 +85,7 @@ def test_a_disk_that_hangs_costs_an_eighth_of_recomputing_once():
     harness.check_tokens(second)
     assert acquires(harness) == 1, "the hung reads were told, so that nobody asks for more"
     assert harness.router.engine.costs.promotion_bytes_per_s(harness.clock.now) < 10_000
+    tier.is_held = False
     tier.finish()
     harness.manager.tick()
     assert harness.num_ready() >= NUM_PAGES
@@ -84,6 +99,7 @@ def test_an_idle_disk_is_tried_again_at_nobodys_cost():
     harness.run()
     harness.check_tokens(first)
     harness.clock.advance(100.0)
+    tier.is_held = False
     tier.finish()  # after more than a minute and a half
     harness.manager.tick()
     from_disk = []
@@ -92,6 +108,7 @@ def test_an_idle_disk_is_tried_again_at_nobodys_cost():
         harness.clock.advance(10.0)
         client = ask(harness)
         harness.clock.advance(0.001)  # the disk is quick again
+        tier.is_held = False
         tier.finish()
         harness.manager.tick()
         harness.run()
