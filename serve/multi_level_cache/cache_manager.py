@@ -101,20 +101,18 @@ class CacheManager:
         self.host.directory.touch(found)
         speed = self._promoter.speed.bytes_per_s() if self._promoter is not None else 0.0
         self._post.to_router(self.epoch, ProbeReply(probe.probe_id, host, disk, speed))
-        if self._promoter is not None and self.resync.is_complete:
-            self._try_lower_tier(self._promoter, names, host, disk)
+        if self._promoter is not None:
+            self._offer_probe(self._promoter, names, host, disk)
 
     @staticmethod
-    def _try_lower_tier(
-        promoter: Promoter, names: RequestNames, host: dict[str, bytes], disk: dict[str, bytes]
-    ) -> None:
-        """Offer the first object that only the lower tier has to measure that tier by."""
+    def _offer_probe(promoter: Promoter, names: RequestNames, host: dict[str, bytes], disk: dict[str, bytes]) -> None:
+        """The first object that only the lower tier has may serve to measure that tier by."""
         for group in disk:
             only = int.from_bytes(disk[group], "little") & ~int.from_bytes(host[group], "little")
             if only:
                 index = (only & -only).bit_length() - 1
                 parent = names.names[index - 1] if index else names.root
-                promoter.probe(WantedObject(0, index, PageKey(names.names[index], group), parent, names.root))
+                promoter.offer_probe(WantedObject(0, index, PageKey(names.names[index], group), parent, names.root))
                 return
 
     def _host_bitmap(self, group: str, names: list[bytes]) -> bytes:
@@ -260,6 +258,8 @@ class CacheManager:
         if self.tier is not None:
             self.tier.tick()
         self.poll_tier()
+        if self._promoter is not None and self.resync.is_complete:
+            self._promoter.probe()
 
     def poll_tier(self) -> None:
         """Take the lower tier's results, and give it what it has room for."""

@@ -10,7 +10,7 @@ from serve.multi_level_cache.secondary_tier import Bytes, LoadRequest, Secondary
 from serve.multi_level_cache.statistics import TransferSpeed
 from serve.types import Durability, JobId
 
-PROBE_IDLE_S = 5.0
+PROBE_IDLE_S, PROBE_WAIT_S = 5.0, 0.5
 
 
 def slot_views(host: HostTier, page: PageObject) -> list[Bytes]:
@@ -49,6 +49,7 @@ class Promoter:
         self._by_key: dict[PageKey, TierTicket] = {}
         self._next_number = 0
         self.speed = TransferSpeed(host.clock)
+        self._candidate: tuple[WantedObject, float] | None = None
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Which objects could be promoted."""
@@ -87,13 +88,23 @@ class Promoter:
         self._tier.submit_load(LoadRequest(ticket, key, host.formats[key.group], slot_views(host, page)))
         return ticket
 
-    def probe(self, wanted: WantedObject) -> None:
-        """Bring up one object that was found, should nobody have asked the tier for anything of late.
+    def offer_probe(self, wanted: WantedObject) -> None:
+        """An object that a lookup found in the tier alone: what `probe` may bring up, should nobody else."""
+        self._candidate = wanted, self._host.clock()
+
+    def probe(self) -> None:
+        """Bring up one object that was found, when nobody has asked the tier for anything of late. Call it often.
 
         So one slow read, or a slow hour, does not keep the router from loading for ever: it hears of the speed.
         """
-        is_due = self.speed.is_idle and self._host.clock() - self.speed.ended_at >= PROBE_IDLE_S
-        if not is_due or self._host.directory.find(wanted.key) is not None:
+        if self._candidate is None or not self.speed.is_idle:
+            return
+        wanted, found_at = self._candidate
+        now = self._host.clock()
+        if now - found_at < PROBE_WAIT_S:  # who found it may be about to ask for it
+            return
+        self._candidate = None
+        if now - self.speed.ended_at < PROBE_IDLE_S or self._host.directory.find(wanted.key) is not None:
             return
         if self._host.budget.can_hold(self.slots_needed([wanted])) and self.prepare([wanted], {wanted.parent}):
             self._start(wanted)

@@ -241,19 +241,23 @@ def test_a_speed_falls_while_a_transfer_hangs_and_soon_forgets_it() -> None:
     assert 1000 < speed.bytes_per_s() < 2000
 
 
-def test_a_lookup_tries_an_idle_tier_with_one_page(bench: Bench, tier: FakeTier) -> None:
+def test_an_idle_tier_is_tried_with_one_page_that_was_looked_up(bench: Bench, tier: FakeTier) -> None:
     persist(bench, tier)
     bench.clock.now += 10
     bench.present(PROMPT)
+    bench.manager.tick()
+    assert tier.loads == [], "whoever looked it up may be about to load it"
+    bench.advance(1)
     (load,) = tier.loads
     assert load.key.name in PROMPT.names
     bench.present(PROMPT)
+    bench.advance(0.5)
     assert len(tier.loads) == 1, "one at a time"
-    bench.clock.now += 0.5
     tier.finish()
     bench.manager.tick()
     bench.assert_sound()
     bench.present(PROMPT)
+    bench.advance(1)
     assert tier.loads == [], "it is not idle"
     reply = bench.probe(PROMPT)
     assert reply.disk_bytes_per_s == pytest.approx(2 * load.form.object_bytes, rel=0.01)
