@@ -7,7 +7,7 @@ imports torch in its own process. What is imported within `main` is also what Ct
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 
 from serve.errors import ConfigError, LaunchError, UserError
@@ -42,7 +42,9 @@ def _run(words: list[str]) -> int:
     )
     options = parse_line(parser, words[:1])
     if options.version:
-        print(f"varve {_version()}")
+        from serve.version import installed_version
+
+        print(f"varve {installed_version()}")
         return 0
     if options.command is None:
         parser.print_help()
@@ -51,13 +53,6 @@ def _run(words: list[str]) -> int:
         hint = did_you_mean(options.command, COMMANDS)
         raise ConfigError(f"unknown command {options.command!r}; the commands are {commands}{hint}")
     return COMMANDS[options.command](words[1:])
-
-
-def _version() -> str:
-    try:
-        return metadata.version("varve")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _serve(words: list[str]) -> int:

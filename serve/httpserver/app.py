@@ -16,13 +16,14 @@ from serve.httpserver.openai_routes import router as openai_router
 from serve.httpserver.prompts import PromptEncoder
 from serve.httpserver.request_service import RequestService
 from serve.httpserver.state import AppSettings, AppState
+from serve.version import installed_version
 
 REFERENCE = "#/components/schemas/{model}"
 
 
 def create_app(service: RequestService, settings: AppSettings, board: MetricsBoard | None = None) -> FastAPI:
     """The routes over a service. board: sums metrics over HTTP processes, None with one only."""
-    app = FastAPI(title="Varve", version="0.1.0", redirect_slashes=False, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Varve", version=installed_version(), redirect_slashes=False, docs_url=None, redoc_url=None)
     numbers = service.settings
     encoder = PromptEncoder(service.tokenizer, numbers.vocab_size, numbers.max_total_tokens)
     app.state.varve = AppState(settings, service, encoder, board)

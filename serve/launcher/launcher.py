@@ -118,7 +118,7 @@ class Launcher:
         self._engine.start(now)
         for service in self._services:
             service.start(now)
-        while not (self._engine.state is EngineState.UP and all(service.is_ready for service in self._services)):
+        while not self._is_settled():
             self._pump()
             if self._events.num_stops:
                 return
@@ -139,6 +139,7 @@ class Launcher:
             service.tick(now)
 
     def _is_settled(self) -> bool:
+        """All that is to run is ready."""
         return self._engine.state is EngineState.UP and all(service.is_ready for service in self._services)
 
     def _stop(self) -> None:

@@ -69,11 +69,13 @@ class RunDirectory:
 
 def find_base(environment: Mapping[str, str]) -> Path:
     """Where run directories go: $XDG_RUNTIME_DIR when it is usable and short, else /tmp."""
-    runtime = Path(environment.get("XDG_RUNTIME_DIR") or "/nonexistent")
-    longest = len(bytes(runtime)) + len(f"/{PREFIX}12345678")
-    if longest <= MAX_PATH_BYTES and runtime.is_dir() and os.access(runtime, os.W_OK | os.X_OK):
-        return runtime
-    return Path("/tmp")
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    return Path(runtime) if runtime and _is_usable(Path(runtime)) else Path("/tmp")
+
+
+def _is_usable(base: Path) -> bool:
+    longest = len(bytes(base)) + len(f"/{PREFIX}12345678")  # mkdtemp adds eight characters
+    return longest <= MAX_PATH_BYTES and base.is_dir() and os.access(base, os.W_OK | os.X_OK)
 
 
 def remove_leftovers(base: Path) -> list[Path]:
