@@ -66,9 +66,7 @@ def _parser(command: str) -> LineParser:
     if command == "ls":
         parser.add_argument("--limit", type=int, default=20, metavar="N", help="pages at most (default: 20)")
     if command in ("ls", "flush"):
-        what = "only pages of requests with this cache_salt"
-        text = f"{what} (on the device: all)" if command == "flush" else what
-        parser.add_argument("--salt", metavar="TEXT", help=text)
+        parser.add_argument("--salt", metavar="TEXT", help="only pages of requests with this cache_salt")
     if command == "check":
         parser.add_argument("--disk_cache_dir", metavar="PATH", help="check this directory; no server may use it")
         parser.add_argument("--fix", action="store_true", help="delete what is damaged (with --disk_cache_dir)")

@@ -74,12 +74,12 @@ def check(ask: Ask) -> dict[str, list[str]]:
 def flush(ask: Ask, salt: str | None = None, clock: Callable[[], float] = time.monotonic) -> dict[str, int]:
     """Flush all tiers: once this has returned, no page of before is hit, not even after a restart of the server.
 
-    With a salt, host and disk drop the pages of requests with this `cache_salt` only; the device, which does not know
-    whose a page is, drops all. The router uses no lower tier while the manager drops pages, so that nothing is brought
-    back in between. Raises CacheOperationError, also when only a part was flushed; a repeated flush does the rest.
+    With a salt, only the pages of requests with this `cache_salt` are dropped. The router uses no lower tier while the
+    manager drops pages, so that nothing is brought back in between. Raises CacheOperationError, also when only a part
+    was flushed; a repeated flush does the rest.
     """
-    root = {} if salt is None else {"root": _root(ask, salt)}
-    device = _must(lambda: ask(ROUTER, "flush", quiet_s=QUIET_S))
+    root: dict[str, Any] = {} if salt is None else {"root": _root(ask, salt)}
+    device = _must(lambda: ask(ROUTER, "flush", quiet_s=QUIET_S, **root))
     try:
         lower = _must(lambda: ask(CACHE, "flush", MANAGER_FLUSH_S, **root), "only the device was flushed")
     finally:

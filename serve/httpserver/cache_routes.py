@@ -32,7 +32,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class FlushRequest(StrictModel):
-    """cache_salt: flush the pages of requests with this salt only (on the device: all)."""
+    """cache_salt: flush the pages of requests with this salt only."""
 
     cache_salt: str | None = None
 

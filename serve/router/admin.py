@@ -90,13 +90,13 @@ class RouterAdmin:
                     problems.append(f"group {name}: {group.num_used} pages are used although nothing runs")
         return {"problems": problems}
 
-    def flush(self, quiet_s: float = 0.0) -> dict[str, int]:
-        """Drop all cached pages of the device; those in use go when their requests end.
+    def flush(self, quiet_s: float = 0.0, root: str | None = None) -> dict[str, int]:
+        """Drop all cached pages of the device, or those under a root (hex); those in use go when their requests end.
 
         quiet_s: for so long nothing is loaded from, or stored into, the tiers below. To flush all tiers, call this with
         a time that covers it, then `flush` of the cache manager, then `open_tiers`: no page of before is hit after.
         """
-        report = self._router.flush(min(quiet_s, MAX_QUIET_S))
+        report = self._router.flush(min(quiet_s, MAX_QUIET_S), bytes.fromhex(root) if root is not None else None)
         return {"num_dropped": report.num_dropped, "num_referenced": report.num_referenced}
 
     def open_tiers(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Checkpointer:
                 return
             pages = {group: held.pages[group][-1] for group in missing}
         for group in missing:
-            self._ledger.publish(group, pages[group], name)
+            self._ledger.publish(group, pages[group], name, request.root)
             plan.snapshot(request, group, pages[group])
         self._statistics.num_snapshots += 1
 
@@ -110,6 +110,6 @@ class Checkpointer:
         if place < 0 or request.holding is None or request.finish_reason not in _KEPT or place >= len(request.names):
             return None
         for group in self.groups:
-            self._ledger.publish(group, request.holding.pages[group][REFRESHED], request.names[place])
+            self._ledger.publish(group, request.holding.pages[group][REFRESHED], request.names[place], request.root)
         request.refreshed = 0
         return place

@@ -82,12 +82,12 @@ class GroupLedger:
             del self._idle[page]
             self._free.append(page)
 
-    def flush(self) -> int:
-        """Empty the index and free all idle pages; returns how many."""
-        dropped = len(self._idle)
-        for page in list(self.index):
+    def flush(self, root: bytes | None = None) -> int:
+        """Take all pages, or those under a root, out of the index, and free the idle ones; returns how many."""
+        before = len(self._idle)
+        for page in self.index.pages_of(root):
             self.forget(page)
-        return dropped
+        return before - len(self._idle)
 
     def check_integrity(self, held: dict[int, int]) -> list[str]:
         """Problems found, given how many holders and jobs name each page."""

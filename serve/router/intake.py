@@ -116,6 +116,15 @@ class Intake:
             self._statistics.tiers.num_lookups += 1
             request.advance(RequestStatus.LOOKING_UP)
 
+    def look_up_again(self, request: Request, now: float) -> None:
+        """A preempted request waits again: pages of its prompt that the device gives to others may be below by then."""
+        usable = min(len(request.names), request.num_prompt // self._settings.page_size)
+        usable = min(usable, (request.num_tokens - 1) // self._settings.page_size)
+        if not request.wants_prompt_logprobs and self._cache.ask(request, usable, now):
+            self._statistics.tiers.num_lookups += 1
+            request.load_attempts, request.load_cap, request.load_wait_until = 0, None, 0.0
+            request.advance(RequestStatus.LOOKING_UP)
+
     def finish_early(self, message: FinishRequest) -> None:
         """Of a request that a stop string ended, only pages of accepted tokens stay in the index."""
         request, engine = self._live(message), self._living.engine

@@ -95,12 +95,15 @@ class StateLedger:
         """By group, matched pages that nobody references: acquiring them shrinks the room."""
         return {g: sum(self.groups[g].refs(page) == 0 for page in pages) for g, pages in match.pages.items()}
 
-    def publish(self, group: str, page: int, name: bytes) -> Publication:
-        """Index a referenced page, once the plan that completes it is sent. A name that has a page keeps it."""
+    def publish(self, group: str, page: int, name: bytes, root: bytes = b"") -> Publication:
+        """Index a referenced page, once the plan that completes it is sent. A name that has a page keeps it.
+
+        root: what the name goes back to, for `flush`.
+        """
         ledger = self.groups[group]
         if ledger.refs(page) == 0:
             raise LedgerError(f"page {page} of {group} is published but not held")
-        if not ledger.index.add(name, page):
+        if not ledger.index.add(name, page, root):
             return Publication.DUPLICATE
         self.index_version += 1
         return Publication.PUBLISHED
@@ -258,11 +261,11 @@ class StateLedger:
 
     # --- all of it ---
 
-    def flush(self) -> FlushReport:
-        """Empty the index of every group, and free what is not referenced."""
+    def flush(self, root: bytes | None = None) -> FlushReport:
+        """Take all pages, or those under a root, out of the index of every group; free what is not referenced."""
         self.index_version += 1
-        num_indexed = sum(len(group.index) for group in self.groups.values())
-        num_dropped = sum(group.flush() for group in self.groups.values())
+        num_indexed = sum(len(group.index.pages_of(root)) for group in self.groups.values())
+        num_dropped = sum(group.flush(root) for group in self.groups.values())
         return FlushReport(num_dropped, num_indexed - num_dropped)
 
     def check_integrity(self) -> list[str]:

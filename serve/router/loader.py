@@ -192,7 +192,7 @@ class Loader:
         assert holding is not None
         for group, places in load.fresh.items():
             for place in places:
-                self._ledger.publish(group, holding.page_at(group, place), names[place])
+                self._ledger.publish(group, holding.page_at(group, place), names[place], load.request.root)
 
     # --- its end ---
 
@@ -256,9 +256,9 @@ class Loader:
             load.request.found = None
             self.give_up(load.request, Drop.LOST)
 
-    def give_up_all(self, reason: Drop) -> None:
-        """End all loads."""
-        for request in list(self._loads):
+    def give_up_all(self, reason: Drop, root: bytes | None = None) -> None:
+        """End all loads, or those under a root."""
+        for request in [request for request in self._loads if root is None or request.root == root]:
             request.found = None
             self.give_up(request, reason)
 

@@ -257,7 +257,7 @@ class Planner:
         self._statistics.num_preemptions += 1
 
     def pop_departed(self) -> list[Request]:
-        """Requests whose last plan has ended, out of `departing`; those preempted go back to the queue instead."""
+        """Requests whose last plan has ended, out of `departing`; those preempted are back in the queue."""
         if not self.departing:
             return []
         departed = [request for request in self.departing if not self.is_in_flight(request)]
@@ -266,7 +266,7 @@ class Planner:
         for request in preempted:
             self.give_up_pages(request)
             self._queue.add(request)
-        return [request for request in departed if request.status is not RequestStatus.PREEMPTED]
+        return departed
 
     def is_in_flight(self, request: Request) -> bool:
         """True while a plan that names it has not ended."""

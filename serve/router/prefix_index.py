@@ -36,9 +36,10 @@ class GroupSpec:
 
 
 class PrefixIndex:
-    """A bijection between names and pages of one group."""
+    """A bijection between names and pages of one group, and the root that each name goes back to."""
 
     def __init__(self) -> None:
+        self._root_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
 
@@ -57,20 +58,28 @@ class PrefixIndex:
     def name(self, page: int) -> bytes | None:
         return self._name_of.get(page)
 
-    def add(self, name: bytes, page: int) -> bool:
+    def pages_of(self, root: bytes | None) -> list[int]:
+        """Indexed pages under a root; None: all."""
+        return [page for page in self._name_of if root is None or self._root_of[page] == root]
+
+    def add(self, name: bytes, page: int, root: bytes = b"") -> bool:
         """Index the page; False, and no change, when the name has a page or the page has a name."""
         if name in self._page_of or page in self._name_of:
             return False
         self._page_of[name] = page
         self._name_of[page] = name
+        self._root_of[page] = root
         return True
 
     def remove(self, page: int) -> None:
         """Forget an indexed page."""
         del self._page_of[self._name_of.pop(page)]
+        del self._root_of[page]
 
     def check_integrity(self) -> list[str]:
         """Problems found; none when names and pages map to each other."""
+        if len(self._root_of) != len(self._name_of):
+            return [f"{len(self._root_of)} roots but {len(self._name_of)} named pages"]
         if len(self._page_of) != len(self._name_of):
             return [f"{len(self._page_of)} names but {len(self._name_of)} named pages"]
         return [f"page {p} is not what its name maps to" for p, n in self._name_of.items() if self._page_of.get(n) != p]

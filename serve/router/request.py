@@ -18,7 +18,7 @@ TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.LOADING: frozenset({_S.QUEUED, _S.PREFILLING, _S.PREEMPTED, _S.DRAINING}),
     _S.PREFILLING: frozenset({_S.DECODING, _S.PREEMPTED, _S.DRAINING}),
     _S.DECODING: frozenset({_S.PREEMPTED, _S.DRAINING}),
-    _S.PREEMPTED: frozenset({_S.LOADING, _S.PREFILLING, _S.DRAINING}),
+    _S.PREEMPTED: frozenset({_S.LOOKING_UP, _S.LOADING, _S.PREFILLING, _S.DRAINING}),
     _S.DRAINING: frozenset({_S.RELEASED}),
     _S.RELEASED: frozenset(),
 }

@@ -127,20 +127,21 @@ class Router:
         for request in self.requests.values():
             self._living.end(request, FinishReason.ABORT)
 
-    def flush(self, quiet_s: float = 0.0) -> FlushReport:
+    def flush(self, quiet_s: float = 0.0, root: bytes | None = None) -> FlushReport:
         """Drop every cached page of the device, and ask nothing of the tiers below for `quiet_s` seconds.
 
-        No page of before is hit from now on; requests that run finish with theirs.
+        No page of before is hit from now on; requests that run finish with theirs. root: of pages under it only.
         """
         if self.engine is None:
             return FlushReport(0, 0)
-        for request in self._cache.drop_all():
-            request.advance(RequestStatus.QUEUED)
-        for request in self.requests.values():
+        for request in [each for each in self.requests.values() if root is None or each.root == root]:
             request.found = None
+            if request.status is RequestStatus.LOOKING_UP:
+                self._cache.cancel(request)
+                request.advance(RequestStatus.QUEUED)
         self._cache.close_until(self._clock() + quiet_s)
-        self.engine.tiers.flush()
-        return self.engine.ledger.flush()
+        self.engine.tiers.flush(root)
+        return self.engine.ledger.flush(root)
 
     def open_tiers(self) -> None:
         """End the quiet of a flush."""
@@ -170,7 +171,9 @@ class Router:
 
     def _take_departed(self, engine: Engine) -> None:
         for request in engine.planner.pop_departed():
-            if not request.is_ended:  # its last token was due with a plan that has ended
+            if request.status is RequestStatus.PREEMPTED:
+                self.intake.look_up_again(request, self._clock())
+            elif not request.is_ended:  # its last token was due with a plan that has ended
                 self._living.fail(request, "the engine gave no token")
 
     def _cache_down(self, message: CacheDown) -> None:

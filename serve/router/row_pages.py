@@ -99,7 +99,7 @@ class RowPages:
         for place in range(request.num_published, full):
             for group in self._paged:
                 if place >= holding.first(group):
-                    self._ledger.publish(group, holding.page_at(group, place), request.names[place])
+                    self._ledger.publish(group, holding.page_at(group, place), request.names[place], request.root)
         request.num_published = max(request.num_published, full)
 
     # --- giving back ---

@@ -162,11 +162,11 @@ class Tiers:
         self.loader.manager_down()
         self.write_back.drop_claims(Drop.LOST)
 
-    def flush(self) -> None:
-        """Give up all that would bring back, or store, a page of before."""
+    def flush(self, root: bytes | None = None) -> None:
+        """Give up all that would bring back, or store, a page of before (under a root)."""
         self._statistics.num_flushes += 1
-        self.loader.give_up_all(Drop.FLUSHED)
-        self.write_back.drop_claims(Drop.FLUSHED)
+        self.loader.give_up_all(Drop.FLUSHED, root)
+        self.write_back.drop_claims(Drop.FLUSHED, root)
 
     # --- time ---
 

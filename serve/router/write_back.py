@@ -245,12 +245,16 @@ class WriteBack:
             if any(claimed.request.names[number] in names for number in claimed.numbers):
                 self._jobs.cancel(job)
 
-    def drop_claims(self, reason: Drop) -> None:
-        """Nobody will answer, or the answers are not wanted any more."""
-        claims, self._claims = self._claims, {}
-        put_off, self._put_off = self._put_off, {}
-        self._drop(reason, sum(len(claimed.numbers) for claimed in claims.values()))
-        self._drop(reason, sum(mask.bit_count() for mask in put_off.values()))
+    def drop_claims(self, reason: Drop, root: bytes | None = None) -> None:
+        """Nobody will answer, or the answers are not wanted any more; root: only those under it."""
+        for job, claimed in list(self._claims.items()):
+            if root is None or claimed.request.root == root:
+                del self._claims[job]
+                self._drop(reason, len(claimed.numbers))
+        for key, mask in list(self._put_off.items()):
+            if root is None or key[0].root == root:
+                del self._put_off[key]
+                self._drop(reason, mask.bit_count())
 
     def lease_lost(self, job: JobId) -> None:
         """The manager has taken the slots back."""

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tiny_engine import CacheServer, TinyModel, make_prompt, usable
 
+from serve.cache_operations import ask_in, flush
+
 SALTS: list[dict[str, str]] = [{}, {"cache_salt": ""}, {"cache_salt": "one"}, {"cache_salt": "two"}]
 PROMPT = make_prompt(16 * 6 + 5, "isolation")
 REPEATS = 4
@@ -20,6 +22,9 @@ def test_salts_share_no_page_in_any_tier(start_tiers: Callable[..., Any], tmp_pa
             assert server.check(PROMPT, **salt).device == usable(PROMPT)
             server.flush_device()
         assert {hit_of(server, "host", **salt) for salt in SALTS} == {usable(PROMPT)}
+        flush(ask_in(server.server.run_dir), "two")
+        assert [server.check(PROMPT, **salt).device for salt in SALTS] == [usable(PROMPT)] * 3 + [0]
+        server.settle()
     with start_tiers(disk=tmp_path / "pages") as server:
         for salt in SALTS:
             assert hit_of(server, "disk", **salt) == usable(PROMPT), salt

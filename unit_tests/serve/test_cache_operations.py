@@ -58,6 +58,7 @@ def test_a_salt_becomes_its_root() -> None:
     cache_operations.flush(processes, "tenant")
     cache_operations.list_pages(processes, 5, "tenant")
     assert ("router", "root", {"salt": "tenant"}) in processes.calls
+    assert ("router", "flush", {"quiet_s": QUIET_S, "root": "ab"}) in processes.calls
     assert ("cache", "flush", {"root": "ab"}) in processes.calls
     assert ("cache", "ls", {"limit": 5, "root": "ab"}) in processes.calls
 

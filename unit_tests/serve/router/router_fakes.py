@@ -299,12 +299,12 @@ class Harness:
 
     # --- clients ---
 
-    def fill(self, prompt: list[int], server: int = 0, **sampling) -> Client:
+    def fill(self, prompt: list[int], server: int = 0, salt: bytes | None = None, **sampling) -> Client:
         """A filled slot that is not submitted."""
         params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
         slots = slots_of_server(self.table.num_slots, server, self.settings.num_servers)
         slot = next(slot for slot in slots if self.table.is_free(slot))
-        root = HASHER.root(None, None)
+        root = HASHER.root(None, salt)
         tokens = np.array(prompt, np.uint32)
         generation = self.table.fill(slot, tokens, params, root, HASHER.chain(root, tokens))
         client = Client(slot, generation, server, list(prompt), params)

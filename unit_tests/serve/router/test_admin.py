@@ -61,6 +61,23 @@ def test_flush_empties_the_index_but_not_what_runs():
     harness.check_idle()
 
 
+def test_a_flush_of_one_root_leaves_the_pages_of_others():
+    harness = Harness()
+    admin = RouterAdmin(harness.router)
+    prompt = prompt_of(40)
+    for salt in (None, b"", b"tenant"):
+        harness.submit(prompt, max_tokens=2, salt=salt)
+        harness.run()
+    root = admin.root("tenant")
+    assert admin.flush(root=root) == {"num_dropped": 2, "num_referenced": 0}
+    assert admin.flush(root=root) == {"num_dropped": 0, "num_referenced": 0}
+    for salt, num_cached in ((None, 32), (b"", 32), (b"tenant", 0)):
+        client = harness.submit(prompt, max_tokens=2, salt=salt)
+        harness.run()
+        assert client.outputs[0].cached_tokens[0] == num_cached, salt
+    assert harness.ledger.check_integrity() == []
+
+
 def test_pause_holds_new_requests_and_resume_admits_them():
     harness = Harness()
     admin = RouterAdmin(harness.router)

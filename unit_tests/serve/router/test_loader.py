@@ -154,3 +154,32 @@ def test_who_needs_a_page_that_is_coming_waits_for_it(harness: TierHarness):
     assert len(harness.jobs_of(LoadPages)) == 1
     assert second.outputs[0].cached_tokens[0] >= NUM_HOST * PAGE
     harness.check_idle()
+
+
+def test_a_preempted_request_finds_what_the_device_gave_to_others_in_the_host():
+    harness = TierHarness(num_pages=12, loads_always=True)
+    clients = harness.submit_together([prompt_of(50, seed) for seed in range(3)], max_tokens=60)
+    queue = harness.router.engine.queue
+    while not (waiting := [request for request in queue if request.num_preemptions]):
+        harness.deliver()
+        harness.step_all()
+    assert waiting[0].status is RequestStatus.LOOKING_UP
+    num_loads = len(harness.jobs_of(LoadPages))
+    harness.evict_device()
+    harness.run()
+    assert len(harness.jobs_of(LoadPages)) > num_loads
+    for client in clients:
+        harness.check_tokens(client)
+    harness.check_idle()
+
+
+def test_a_flush_of_one_root_ends_only_its_loads(harness: TierHarness):
+    client = looked_up(harness)
+    harness.router.flush(root=bytes(32))
+    assert status_of(harness, client) is RequestStatus.LOADING
+    harness.router.flush(root=harness.router.requests[client.slot].root)
+    assert status_of(harness, client) is RequestStatus.QUEUED
+    assert drops(harness) == {Drop.FLUSHED: 1}
+    harness.run()
+    harness.check_tokens(client)
+    harness.check_idle()
