@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class PageJobs(Protocol):
-    """Takes page jobs and gives each exactly one answer. Called on one thread, but for `has_held` and `statistics`."""
+    """Takes page jobs, and answers each exactly once. One thread, but for `has_held`, `inject` and `statistics`."""
 
     @property
     def has_held(self) -> bool:
@@ -38,6 +38,9 @@ class PageJobs(Protocol):
 
     def statistics(self) -> dict[str, object]:
         """Counts, bytes and seconds as plain data."""
+
+    def inject(self, faults: str) -> None:
+        """Other faults from now on, as `--fault_inject` has them. Any thread may call."""
 
     def close(self) -> None:
         """End all threads; unanswered jobs stay so (the engine group ends)."""
@@ -99,6 +102,10 @@ class RefusedJobs:
     def statistics(self) -> dict[str, object]:
         """Nothing to count."""
         return {}
+
+    def inject(self, faults: str) -> None:
+        """Raises RuntimeError: nothing is copied that could fail."""
+        raise RuntimeError("there is no host tier")
 
     def close(self) -> None:
         """No thread was started."""

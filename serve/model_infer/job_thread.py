@@ -57,6 +57,11 @@ class JobThread:
         """Counts of the jobs, as plain data."""
         return self._jobs.statistics() if self._jobs is not None else {}
 
+    def inject(self, faults: str) -> None:
+        """Other faults from now on, as `--fault_inject` has them; for tests. Raises what `PageJobs.inject` raises."""
+        if self._jobs is not None:
+            self._jobs.inject(faults)
+
     def close(self) -> None:
         """End the thread after the message at hand, and the copies after their batch; unanswered jobs stay so."""
         self._is_stopping = True

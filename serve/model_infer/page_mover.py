@@ -73,7 +73,14 @@ class PageMover(ABC):
         pages = transfer.pages
         seeds = self._seeds(pages, objects)
         batch = Batch(pages.pool, self._arena.payload, objects, faults.copied, transfer.share, seeds, transfer.stop)
-        return self._move_batch(batch, faults)
+        self._reach("before")
+        bad_slots = self._move_batch(batch, faults)
+        self._reach("after")
+        return bad_slots
+
+    def _reach(self, when: str) -> None:
+        if self._injector is not None:
+            self._injector.reach(f"worker.{when}_{self.site.removeprefix('host.')}")
 
     @abstractmethod
     def _move_batch(self, batch: Batch, faults: "Faults") -> list[int]:

@@ -169,7 +169,11 @@ class StagingEngine:
         if len(self._recent) > _MAX_REMEMBERED:
             self._recent.popitem(last=False)
         self._counts[outcome.result.name.lower()] += 1
+        if self._parts.injector is not None:
+            self._parts.injector.reach("worker.before_answer")
         self._answerer.answer(job, outcome.result, outcome.detail, outcome.bad_slots)
+        if self._parts.injector is not None:
+            self._parts.injector.reach("worker.after_answer")
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
@@ -189,6 +193,12 @@ class StagingEngine:
         faults = {} if self._parts.injector is None else {"faults": dict(self._parts.injector.counts)}
         waiting = {"unanswered": len(self._jobs), "waiting_store_bytes": self._waiting_bytes}
         return {**self._counts, **waiting, **faults}
+
+    def inject(self, faults: str) -> None:
+        """Other faults from now on. Raises FaultSpecError, RuntimeError without an injector. Any thread may call."""
+        if self._parts.injector is None:
+            raise RuntimeError("faults can only be changed with --fault_inject")
+        self._parts.injector.arm(faults)
 
     def close(self) -> None:
         """End the streams after the batch at hand; unanswered jobs stay so."""

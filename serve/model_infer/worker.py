@@ -49,6 +49,7 @@ class Worker:
                 "status": self._status,
                 "memory": self._memory_now,
                 "check": self._check,
+                "inject": self._jobs.inject,
                 "profile_start": runner.start_profile,
                 "profile_stop": runner.stop_profile,
             },

@@ -38,6 +38,7 @@ from serve.multi_level_cache.secondary_tier import SecondaryTier
 from serve.types import AcquireOutcome, JobId, JobResult, PageContent
 
 NO_EPOCH = 0  # epochs count from 1
+_KILL_POINTS: dict[type[Message], str] = {Claim: "claim", Acquire: "acquire", Begin: "begin", JobAnswer: "answer"}
 
 
 class Post(Protocol):
@@ -51,12 +52,22 @@ class Post(Protocol):
 
 
 class CacheManager:
-    """Handlers of one node's cache manager. num_starts: from the arena; above 1 slots may be in use by older jobs."""
+    """Handlers of one node's cache manager. num_starts: from the arena; above 1 slots may be in use by older jobs.
+
+    reach: told of each kill point that is passed.
+    """
 
     def __init__(
-        self, host: HostTier, names: NameSource, post: Post, num_starts: int = 1, tier: SecondaryTier | None = None
+        self,
+        host: HostTier,
+        names: NameSource,
+        post: Post,
+        num_starts: int = 1,
+        tier: SecondaryTier | None = None,
+        reach: Callable[[str], None] = lambda point: None,
     ) -> None:
         self.host = host
+        self._reach = reach
         self.tier = tier
         self.epoch = NO_EPOCH
         self._names = names
@@ -66,7 +77,7 @@ class CacheManager:
         self._bad_slots: dict[JobId, set[int]] = {}
         self._promoter = Promoter(host, tier) if tier is not None else None
         self._persister = Persister(host, tier) if tier is not None else None
-        self._claims = ClaimHandler(host, self._persister)
+        self._claims = ClaimHandler(host, self._persister, reach)
         self._loads = LoadHandler(host, self._promoter, self._send_acquire_reply)
         self.resync = ResyncState(host.pool, num_starts, is_needed=num_starts > 1)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -85,7 +96,12 @@ class CacheManager:
         if handler is None:
             self.host.stats.events["unknown_message"] += 1
             return
+        point = _KILL_POINTS.get(type(message))
+        if point is not None:
+            self._reach(f"manager.before_{point}")
         handler(message)
+        if point is not None:
+            self._reach(f"manager.after_{point}")
 
     # --- the router asks -------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Store jobs: claims on slots, and what becomes of their pages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from serve.ipc.messages import Claim, ClaimReply
@@ -13,10 +13,13 @@ from serve.types import JobId
 
 
 class ClaimHandler:
-    """Grants claims and ends them."""
+    """Grants claims and ends them. reach: told of each kill point that is passed."""
 
-    def __init__(self, host: HostTier, persister: Persister | None) -> None:
+    def __init__(
+        self, host: HostTier, persister: Persister | None, reach: Callable[[str], None] = lambda point: None
+    ) -> None:
         self._host = host
+        self._reach = reach
         self._persister = persister
 
     def grant(self, claim: Claim, wanted: Sequence[WantedObject], chain: Sequence[bytes]) -> ClaimReply:
@@ -80,7 +83,10 @@ class ClaimHandler:
             return
         stats = self._host.stats
         for page in lease.pages:
-            if self._host.directory.publish(page):
+            self._reach("manager.before_publish")
+            is_ready = self._host.directory.publish(page)
+            self._reach("manager.after_publish")
+            if is_ready:
                 stats.pages_published += 1
                 stats.bytes_stored += self._host.formats[page.key.group].object_bytes
                 if self._persister is not None:

@@ -30,6 +30,11 @@ KILL_POINTS = (
     *("disk.before_segment_removal", "disk.after_segment_removal", "disk.after_segment_delete"),
     *("disk.before_pread", "disk.after_pread", "disk.before_promotion", "disk.after_promotion"),
     *("disk.before_adoption", "disk.after_adoption"),
+    *("manager.before_claim", "manager.after_claim", "manager.before_acquire", "manager.after_acquire"),
+    *("manager.before_begin", "manager.after_begin", "manager.before_answer", "manager.after_answer"),
+    *("manager.before_publish", "manager.after_publish"),
+    *("worker.before_copy_out", "worker.after_copy_out", "worker.before_copy_in", "worker.after_copy_in"),
+    *("worker.before_answer", "worker.after_answer"),
 )
 SITES = (*TRANSFER_SITES, *SYSCALL_SITES, *KILL_POINTS)
 
@@ -140,6 +145,15 @@ class FaultInjector:
         self._calls: Counter[str] = Counter()
         self._released = threading.Event()
         self.counts: Counter[str] = Counter()
+
+    def arm(self, faults: str) -> None:
+        """Other rules from now on, whose calls are counted anew; ends what hangs. Raises FaultSpecError."""
+        rules = parse_faults(faults)
+        with self._lock:
+            self._rules = rules
+            self._calls.clear()
+            self._released.set()
+            self._released = threading.Event()
 
     def decide(self, site: str) -> FaultRule | None:
         """Count a call of `site`; the first rule that applies to it."""

@@ -93,6 +93,8 @@ class CacheProcess:
         self._post = MailPost(context)
         self._grower: ArenaGrower | None = None
         self._disk: DiskTier | None = None
+        rules = parse_faults(context.config.serve.fault_inject)
+        self._faults = FaultInjector(rules) if rules else None
         try:
             self._manager, handlers = self._make_manager()
         except (SegmentError, DiskDirectoryError, OSError) as error:
@@ -127,16 +129,19 @@ class CacheProcess:
         layout = msgspec.convert(self._context.model["layout"], StateLayout)
         host = HostTier.build(arena, object_formats(layout), num_starts, time.monotonic)
         self._grower = ArenaGrower(arena.payload_fd, HEADER_BYTES, arena.shape.payload_bytes)
-        manager = CacheManager(host, names, self._post, num_starts, self._make_tier(list(host.formats.values())))
-        return manager, control_handlers(manager)
+        tier = self._make_tier(list(host.formats.values()))
+        if self._faults is None:
+            manager = CacheManager(host, names, self._post, num_starts, tier)
+            return manager, control_handlers(manager)
+        manager = CacheManager(host, names, self._post, num_starts, tier, self._faults.reach)
+        return manager, {**control_handlers(manager), "inject": self._faults.arm}
 
     def _make_tier(self, formats: list[ObjectFormat]) -> SecondaryTier | None:
         """The disk tier, if there is one. Raises DiskDirectoryError, OSError."""
         config = self._context.config
         if config.disk_cache_dir is None:
             return None
-        rules = parse_faults(config.serve.fault_inject)
-        faults = FaultInjector(rules) if rules else None
+        faults = self._faults
         self._disk = DiskTier(DiskOptions(config.disk_cache_dir, config.disk_cache_bytes), formats, faults=faults)
         return FaultyTier(self._disk, faults) if faults is not None else self._disk
 

@@ -1,6 +1,7 @@
 """Faults come where, when and how the string says."""
 
 import errno
+import threading
 
 import numpy as np
 import pytest
@@ -93,3 +94,18 @@ def test_released_hangs_end():
     injector.release()
     assert injector.apply("disk.read")
     assert injector.apply("disk.write")
+
+
+def test_other_rules_count_anew_and_end_what_hangs():
+    injector = FaultInjector(parse_faults("disk.read:hang:n=1"))
+    thread = threading.Thread(target=injector.apply, args=("disk.read",))
+    thread.start()
+    injector.arm("disk.read:fail:n=1")
+    thread.join(10)
+    assert not thread.is_alive()
+    with pytest.raises(InjectedFaultError):
+        injector.apply("disk.read")
+    with pytest.raises(FaultSpecError):
+        injector.arm("disk.read:explode")
+    injector.arm("")
+    assert injector.apply("disk.read")
