@@ -30,6 +30,7 @@ class ProfileOptions(BaseModel):
     preset: str = Field("S1", description="workload, as for varve bench serve")
     repeat: int = Field(5, ge=1, description="runs with fresh prompts, each without and with the profiler")
     seed: int = Field(0, ge=0, description="makes prompts repeatable")
+    vocab_size: int = Field(32000, ge=16, description="prompts are random token ids below this")
     serve_flags: str = Field("", description="further flags of varve serve, in one argument")
     start_timeout: float = Field(600.0, gt=0, description="seconds until the server must be ready")
     json_file: Path | None = Field(None, alias="json", description="write all figures to this file")
@@ -58,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _play(options: ProfileOptions, server: BenchServer, seed: int, num_warmups: int) -> BenchRun:
     layers = {"base_url": server.base_url, "server_pid": server.pid, "repeat": options.repeat}
-    layers |= {"seed": seed, "num_warmups": num_warmups, "passes": 1}
+    layers |= {"seed": seed, "num_warmups": num_warmups, "passes": 1, "vocab_size": options.vocab_size}
     return asyncio.run(bench(resolve_options(ServeBenchOptions, layers, dict(preset_values(options.preset)))))
 
 

@@ -22,6 +22,7 @@ from serve.httpserver.tokenizer import ServeTokenizer, TokenizerError, load_toke
 from serve.ipc.channel import Inbox, Outbox
 from serve.ipc.child import ChildContext, StartError
 from serve.ipc.messages import ChildReady, EngineDown, EngineUp, Message, StopChild
+from serve.ipc.process_control import freeze_start_up
 from serve.ipc.request_table import RequestTable, slots_of_server
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,9 @@ def main(context: ChildContext) -> None:
     began = time.monotonic()
     tokenizer = _load_tokenizer(context)
     logger.info("tokenizer of %d tokens loaded in %.2f s", tokenizer.vocab_size, time.monotonic() - began)
-    uvloop.run(HttpProcess(context, tokenizer).run())
+    process = HttpProcess(context, tokenizer)
+    freeze_start_up()
+    uvloop.run(process.run())
 
 
 def _load_tokenizer(context: ChildContext) -> ServeTokenizer:

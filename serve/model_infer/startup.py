@@ -1,6 +1,5 @@
 """The way from a ChildContext to a worker that can take plans."""
 
-import gc
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from models.state_layout import StateLayout, derive_layout
 from serve.config import ResolvedConfig
 from serve.ipc.child import ChildContext, StartError
 from serve.ipc.messages import ChildReady, Progress
+from serve.ipc.process_control import freeze_start_up
 from serve.ipc.request_table import RequestTable
 from serve.model_infer.attention_state.base import TORCH_DTYPES
 from serve.model_infer.attention_state.coordinator import StateCoordinator
@@ -92,8 +92,7 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     ready = _ready(context, model.loaded, plan.num_pages, memory, clock)
     ready.info["copy_bytes_per_s"] = copy_bytes_per_s
     worker = Worker(context, runner, memory, RefusedJobs if staging is None else partial(StagingEngine, staging))
-    gc.collect()
-    gc.freeze()  # what start-up made lives as long as the process: the collector need not look at it again
+    freeze_start_up()
     return worker, ready
 
 

@@ -13,6 +13,7 @@ from serve.ipc.channel import ChannelFullError, Inbox, Outbox
 from serve.ipc.child import ChildContext, StartError
 from serve.ipc.control import ControlServer
 from serve.ipc.messages import ChildReady, EngineDown, EngineUp, Message, StopChild
+from serve.ipc.process_control import freeze_start_up
 from serve.ipc.request_table import RequestTable
 from serve.ipc.shm_segment import HEADER_BYTES, SegmentError
 from serve.multi_level_cache.arena_growth import ArenaGrower
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 def main(context: ChildContext) -> None:
     """Serve until told to stop."""
     process = CacheProcess(context)
+    freeze_start_up()
     try:
         process.run()
     finally:

@@ -10,6 +10,7 @@ from serve.ipc.channel import Inbox
 from serve.ipc.child import ChildContext
 from serve.ipc.control import ControlServer
 from serve.ipc.messages import ChildReady, EngineUp, Message, StopChild
+from serve.ipc.process_control import freeze_start_up
 from serve.ipc.request_table import RequestTable
 from serve.router.admin import RouterAdmin
 from serve.router.cache_client import CacheClient, ProbePolicy
@@ -112,6 +113,7 @@ class RouterProcess:
 def main(context: ChildContext) -> None:
     """Run the router until the launcher stops it."""
     process = RouterProcess(context)
+    freeze_start_up()
     try:
         process.run()
     finally:

@@ -21,7 +21,7 @@ TIE = 1e-4
 
 SNIPPETS = [
     "The capital of France is",
-    "Hello",
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     "def quicksort(values):\n    if len(values) <= 1:\n        return values\n    pivot =",
     "Die Hauptstadt von Deutschland ist Berlin. Die Hauptstadt von Österreich ist",
     "El cielo es azul porque la luz del sol",
@@ -31,7 +31,7 @@ SNIPPETS = [
     "SELECT name, COUNT(*) FROM orders\nWHERE",
     "<html>\n  <body>\n\t<h1>",
 ]
-LENGTHS = [5, 63, 64, 65, 127, 128, 129, 500, 1000, 2100]
+LENGTHS = [5, 63, 64, 65, 127, 128, 129, 500, 1000, 3000]
 SALT = "greedy reference"
 PROSE = (
     "A varve is an annual layer of sediment. In lakes that freeze, coarse grains settle in summer and fine clay "
@@ -87,7 +87,7 @@ def load_reference(path: Path) -> transformers.LlamaForCausalLM:
 
 
 def make_prompts(tokenize: Any) -> list[list[int]]:
-    """20 prompts as token ids: short ones of many kinds, and prose cut to lengths around page boundaries."""
+    """20 prompts as token ids: short ones of many kinds, a chat too, and prose cut to lengths around pages' ends."""
     prompts = [tokenize(text) for text in SNIPPETS]
     for index, length in enumerate(LENGTHS):
         text = "".join(PROSE.format(n=index * 1000 + line) for line in range(length // 20 + 1))

@@ -48,6 +48,14 @@ def test_a_chat_knows_paris_and_ends_by_itself(client: openai.OpenAI, model: str
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_a_server_as_it_is_by_default_knows_paris(shared_server: Any):
+    """The answer that the README promises after `make serve`: no flags, bfloat16."""
+    served = shared_server()
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        answer = made.chat.completions.create(model=served.model, messages=QUESTION, temperature=0, max_tokens=40)
+    assert "Paris" in (answer.choices[0].message.content or "")
+
+
 def test_streams_say_what_whole_answers_say(client: openai.OpenAI, model: str):
     whole = client.completions.create(model=model, prompt=PROMPT, **GREEDY)
     chunks = list(client.completions.create(model=model, prompt=PROMPT, **GREEDY, **STREAM))

@@ -4,16 +4,20 @@ import asyncio
 import contextlib
 import json
 import random
-import statistics
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from memory_growth import bytes_a_request
+from tiny_engine import save_byte_tokenizer
+
+from unit_tests.models.builders import hf_model, save
 
 NUM_ABORTS = 500
 NUM_DISCONNECTS = 200
-ROUND, NUM_ROUNDS = 200, 5  # requests
-MAX_BYTES_A_REQUEST = 1 << 10
+WARM_UP, NUM_REQUESTS, ROUND = 1000, 3000, 500
+MAX_BYTES_A_REQUEST = 1000  # 1 MB in a thousand
 BAD_BODIES: list[Any] = [
     b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": 1}', b"{'a': 1}", b'"x"',
     b"{}", b'{"prompt": "a"}', {"model": "no-such-model", "prompt": "a"},
@@ -101,15 +105,29 @@ async def ask_often(url: str, model: str, count: int) -> None:
         await asyncio.gather(*(one(index) for index in range(count)))
 
 
-def test_memory_stays_level_over_many_requests(served: Any):
-    """Of rounds of requests most leave the RSS of all processes where it was: a leak would show in each of them.
+def test_memory_stays_level_over_many_requests(start_server: Any, tmp_path: Path):
+    """RSS of all processes after the first thousand, in which each finds out how much it needs at a time."""
+    save(hf_model("llama"), tmp_path)
+    save_byte_tokenizer(tmp_path)
+    with start_server(model=str(tmp_path)) as server:
+        samples = []
+        for num_requests in range(0, NUM_REQUESTS + 1, ROUND):
+            asyncio.run(ask_often(server.url, server.model, ROUND if num_requests else WARM_UP))
+            samples.append((num_requests, sum(process.memory_info().rss for process in server.children())))
+    assert bytes_a_request(samples) < MAX_BYTES_A_REQUEST, samples
 
-    In single rounds it may rise, when an allocator or a pool reaches for memory that it keeps.
-    """
-    growths, before = [], 0
-    for _ in range(1 + NUM_ROUNDS):
-        asyncio.run(ask_often(served.url, served.model, ROUND))
-        after = sum(process.memory_info().rss for process in served.children())
-        growths.append(after - before)
-        before = after
-    assert statistics.median(growths[1:]) < ROUND * MAX_BYTES_A_REQUEST, growths
+
+def rounds(*growths: int) -> list[tuple[int, int]]:
+    """Samples whose memory grows by so much in each round."""
+    return [(index * ROUND, (500 << 20) + sum(growths[:index])) for index in range(len(growths) + 1)]
+
+
+def test_what_happens_once_in_a_while_is_no_leak_and_a_leak_is_one_whatever_else_happens():
+    level = [4096, 0, 0, 8192, 0, 0]
+    assert bytes_a_request(rounds(*level)) < 100
+    for place in range(6):
+        enlarged = [growth + (4 << 20) * (index == place) for index, growth in enumerate(level)]
+        given_back = [growth - (4 << 20) * (index == place) for index, growth in enumerate(level)]
+        leaking = [growth + ROUND * 1100 for growth in given_back]
+        assert bytes_a_request(rounds(*enlarged)) < MAX_BYTES_A_REQUEST
+        assert bytes_a_request(rounds(*leaking)) > MAX_BYTES_A_REQUEST
