@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from models.state_layout import HitPolicy
 from serve.config import ResolvedConfig
 from serve.launcher.child_process import ChildProcess
 from serve.launcher.engine_info import EngineFacts
@@ -32,9 +33,10 @@ def format_summary(
     for group in facts.groups:
         device = _format_tier("device", group, facts.num_pages[group.name])
         lower = (_format_tier(tier, group, tier_pages.get(tier, {}).get(group.name, 0)) for tier in ("host", "disk"))
+        what = "a checkpoint" if _has_checkpoints(group) else f"a page of {group.page_tokens} tokens"
         lines.append(
-            f"  state    {group.name} ({group.kind}): {format_bytes(group.bytes_per_page)} a page of "
-            f"{group.page_tokens} tokens; {'; '.join((device, *lower))}"
+            f"  state    {group.name} ({group.kind}): {format_bytes(group.bytes_per_page)} {what}; "
+            f"{'; '.join((device, *lower))}"
         )
     if facts.copy_bytes_per_s:
         speeds = (f"{name} {format_bytes(speed)}/s" for name, speed in facts.copy_bytes_per_s.items())
@@ -47,10 +49,16 @@ def format_summary(
 def _format_tier(tier: str, group: GroupFacts, num_pages: int) -> str:
     if not num_pages:
         return f"{tier} 0 pages"
+    if _has_checkpoints(group):
+        return f"{tier} {num_pages} checkpoints, {format_bytes(num_pages * group.bytes_per_page)}"
     return (
         f"{tier} {num_pages} pages, {num_pages * group.page_tokens} tokens, "
         f"{format_bytes(num_pages * group.bytes_per_page)}"
     )
+
+
+def _has_checkpoints(group: GroupFacts) -> bool:
+    return group.hit_policy == HitPolicy.EXACT_CHECKPOINT.value
 
 
 def worker_phases(workers: Sequence[ChildProcess]) -> dict[str, float]:

@@ -163,7 +163,12 @@ def _plan_memory(
     ranks_here = group.size if device.type == "cpu" else 1  # ranks on the CPU share one memory
     budget = int(available * config.serve.mem_fraction) // ranks_here - staging_bytes
     costs = {
-        name: PageCost(state.group.page_tokens, _largest_page(group, state.bytes_per_page, device))
+        name: PageCost(
+            state.group.page_tokens,
+            _largest_page(group, state.bytes_per_page, device),
+            state.group.hit_policy,
+            state.group.window_tokens,
+        )
         for name, state in states.states.items()
     }
     request = MemoryRequest(
@@ -174,6 +179,8 @@ def _plan_memory(
         mem_fraction=config.serve.mem_fraction,
         budget_bytes=smallest(group, budget, device),
         is_cpu=device.type == "cpu",
+        chunk_tokens=config.chunked_prefill_size,
+        checkpoint_interval=config.serve.checkpoint_interval,
     )
     return plan_memory(costs, request)
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from models.state_layout import HitPolicy
 from serve.ipc.child import StartError
 from serve.model_infer.memory_plan import MemoryRequest, PageCost, plan_memory
 
@@ -88,3 +89,58 @@ def test_what_cannot_be_is_one_line_that_names_the_flags(changes: dict[str, int]
         plan_memory(COSTS, replace(REQUEST, **changes))
     assert "\n" not in str(caught.value)
     assert all(flag in str(caught.value) for flag in flags)
+
+
+WINDOW = PageCost(64, 5 * MIB, HitPolicy.TRAILING_PAGES, window_tokens=511)
+RECURRENT = PageCost(64, 70 * MIB, HitPolicy.EXACT_CHECKPOINT)
+TAIL = PageCost(64, 1 << 14, HitPolicy.EXACT_CHECKPOINT)
+
+
+def test_windows_get_what_running_requests_reach_and_as_much_again():
+    plan = plan_memory({**COSTS, "window": WINDOW}, replace(REQUEST, is_cpu=False))
+    assert plan.num_requests == 16
+    assert plan.num_pages["window"] == 2 * (16 * (8 + 2) + 2 * 33)
+    assert plan.pool_bytes == sum(
+        count * cost.bytes_per_page
+        for count, cost in zip(plan.num_pages.values(), [COSTS["full"], WINDOW], strict=True)
+    )
+    assert 9_999 * MIB <= plan.pool_bytes <= REQUEST.budget_bytes
+
+
+def test_windows_never_get_more_than_all_tokens_need_nor_less_than_one_request_does():
+    plan = plan_memory({**COSTS, "window": WINDOW}, replace(REQUEST, max_total_token_num=2050))
+    assert plan.num_pages == {"full": 33, "window": 33}
+    short = replace(REQUEST, max_req_total_len=100, max_total_token_num=101)
+    assert plan_memory({**COSTS, "window": WINDOW}, short).num_pages == {"full": 2, "window": 10}
+
+
+def test_a_model_of_windows_alone_holds_all_tokens_in_them():
+    plan = plan_memory({"window": WINDOW}, replace(REQUEST, is_cpu=False))
+    assert plan.num_pages == {"window": 2000}
+    assert plan.num_tokens == 2000 * 64
+
+
+def test_checkpoints_are_three_a_running_request_and_a_share_for_cached_prefixes():
+    plan = plan_memory({**COSTS, "recurrent": RECURRENT}, replace(REQUEST, is_cpu=False, budget_bytes=40_000 * MIB))
+    assert plan.num_requests == 16
+    assert plan.num_pages["recurrent"] >= 3 * 16 + 1 + 16
+    assert 39_000 * MIB <= plan.pool_bytes <= 40_000 * MIB
+
+
+def test_little_memory_is_for_fewer_requests_at_a_time():
+    plan = plan_memory({**COSTS, "recurrent": RECURRENT}, replace(REQUEST, is_cpu=False, budget_bytes=2_000 * MIB))
+    assert 1 < plan.num_requests < 16
+    assert plan.num_pages["recurrent"] >= 3 * plan.num_requests + 1
+    assert plan.num_pages["full"] >= 450
+    assert plan.summary()["num_requests_at_a_time"] == plan.num_requests
+
+
+def test_small_checkpoints_are_many():
+    plan = plan_memory({**COSTS, "tail": TAIL}, replace(REQUEST, is_cpu=False))
+    assert plan.num_pages["tail"] == 3 * 16 + 1 + plan.num_pages["full"]
+
+
+def test_the_default_on_the_cpu_has_its_ceiling_over_all_groups():
+    plan = plan_memory({**COSTS, "window": WINDOW, "recurrent": RECURRENT}, replace(REQUEST, max_req_total_len=500))
+    assert plan.pool_bytes <= 1536 * MIB
+    assert plan.num_tokens >= 501
