@@ -32,6 +32,7 @@ def shard_model(config: ModelConfig, size: int, rank: int) -> Sharding:
         heads = shard_heads(config.num_q_heads, config.num_kv_heads, size, rank)
     except ValueError as error:
         raise ModelError(f"--tp {size} is too large for this model: {error}") from error
+    _check_parts(config, size)
     vocab = [_split(config.vocab_size, size, r) for r in range(size)]
     shared = config.moe.shared_intermediate_size if config.moe else 0
     return Sharding(
@@ -44,6 +45,18 @@ def shard_model(config: ModelConfig, size: int, rank: int) -> Sharding:
         vocab_widths=[end - start for start, end in vocab],
         shared_expert=_split(shared, size, rank) if shared else (0, 0),
     )
+
+
+def _check_parts(config: ModelConfig, size: int) -> None:
+    """Raise ModelError if a state that is divided by whole heads has fewer than ranks."""
+    parts = {}
+    if config.linear_attention is not None:
+        parts["key heads in its linear attention"] = config.linear_attention.num_k_heads
+    if config.compression is not None:
+        parts["groups in its output projection"] = config.compression.output_groups
+    for what, count in parts.items():
+        if size > count:
+            raise ModelError(f"--tp {size} is too large for this model: it has {count} {what}")
 
 
 def _split(total: int, parts: int, index: int) -> tuple[int, int]:

@@ -41,7 +41,11 @@ class ServeConfig(BaseModel):
     batch_max_tokens: int | None = Field(None, ge=1, description="tokens a step at most; default by device")
     chunked_prefill_size: int | None = Field(None, ge=1, description="prompt tokens a request a step at most")
     cpu_cache_token_page_size: int = Field(
-        64, ge=16, le=256, multiple_of=16, description="tokens a page, in every tier; a multiple of 16"
+        64,
+        ge=16,
+        le=256,
+        multiple_of=16,
+        description="tokens a page, in every tier; a multiple of 16, raised to one of what the model's states need",
     )
     checkpoint_interval: int = Field(2048, ge=1, description="prompt tokens between kept states of recurrent layers")
     enable_cpu_cache: bool = Field(False, description="keep finished prompt pages in CPU memory too")

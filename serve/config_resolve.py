@@ -23,12 +23,14 @@ SHARE_FACTOR = 4
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the defaults depend on. context_length: tokens; dtype: the checkpoint's."""
+    """What the defaults depend on. context_length: tokens; dtype: the checkpoint's; page_multiple: tokens that a page
+    must be a multiple of."""
 
     path: Path
     name: str
     context_length: int
     dtype: str
+    page_multiple: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def resolve(serve: ServeConfig, model: ModelShape, machine: MachineShape, run_di
         max_req_total_len=resolve_length_limit(serve, model.context_length),
         batch_max_tokens=batch_max_tokens,
         chunked_prefill_size=chunked_prefill_size,
-        page_size=serve.cpu_cache_token_page_size,
+        page_size=-(-serve.cpu_cache_token_page_size // model.page_multiple) * model.page_multiple,
         num_slots=count_slots(serve),
         cpu_cache_bytes=resolve_cpu_cache(serve),
         disk_cache_bytes=resolve_disk_cache(serve),

@@ -6,7 +6,6 @@ import torch
 
 from kernels.interface import KernelBackend
 from models.config import ModelConfig
-from models.errors import ModelError
 from models.forward import ForwardBatch
 from models.layer_types import LayerType
 from models.layers.compressor import PAGED, Compressor, CompressorSpec, plan_compressor
@@ -38,10 +37,8 @@ class GroupShard:
 
 
 def shard_groups(config: ModelConfig, sharding: Sharding) -> GroupShard:
-    """Whole groups by rank; ModelError if there are fewer than ranks."""
+    """Whole groups by rank."""
     groups = config.compression.output_groups
-    if sharding.size > groups:
-        raise ModelError(f"--tp {sharding.size} is too large for this model: its output projection has {groups} groups")
     return GroupShard(*split_range(groups, sharding.size, sharding.rank), config.num_q_heads // groups)
 
 

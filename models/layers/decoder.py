@@ -65,12 +65,14 @@ def kernel_shapes(config: ModelConfig, sharding: Sharding) -> KernelShapes:
     start, end = sharding.mlp
     ends = (sharding.heads.num_q_heads * config.head_dim, end - start)  # inputs of the output and down projections
     hidden, is_alone = config.hidden_size, sharding.size == 1
+    types = {config.layer_type(layer) for layer in range(config.num_layers)}
+    has_kv_heads = bool(types & {LayerType.FULL, LayerType.WINDOW})
     return KernelShapes(
         linear_inputs=(hidden,) if is_alone else (hidden, *ends),
         residual_inputs=ends if is_alone else (),
         gate_up_inputs=(hidden,),
         logits_inputs=(hidden,),
-        head_dims=(config.head_dim,),
+        head_dims=(config.head_dim,) if has_kv_heads else (),
         heads_per_kv=sharding.heads.num_q_heads // sharding.heads.num_kv_heads,
     )
 

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from kernels.interface import KernelBackend
 from models.config import ModelConfig
-from models.errors import ModelError
 from models.forward import ForwardBatch
 from models.layers.layer_views import LayerLeaves
 from models.parallel import TensorParallel
@@ -33,12 +32,8 @@ class DeltaHeads:
 
 
 def delta_heads(config: ModelConfig, sharding: Sharding) -> DeltaHeads:
-    """Whole key heads by rank; ModelError if there are fewer than ranks."""
+    """Whole key heads by rank."""
     linear = config.linear_attention
-    if sharding.size > linear.num_k_heads:
-        raise ModelError(
-            f"--tp {sharding.size} is too large for this model: its linear attention has {linear.num_k_heads} key heads"
-        )
     group = linear.num_v_heads // linear.num_k_heads
     key, value = linear.k_head_dim, group * linear.v_head_dim
     rows = {"q": key, "k": key, "v": value, "z": value, "b": group, "a": group}

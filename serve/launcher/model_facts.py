@@ -58,7 +58,8 @@ class LoadedModel:
     def __init__(self, source: ModelSource, config: ModelConfig) -> None:
         self._source = source
         self._config = config
-        self.shape = ModelShape(source.path, source.name, config.max_position_embeddings, config.dtype)
+        multiple = state_layout.page_multiple(config)
+        self.shape = ModelShape(source.path, source.name, config.max_position_embeddings, config.dtype, multiple)
 
     @classmethod
     def load(cls, serve: ServeConfig, progress: Progress) -> "LoadedModel":

@@ -97,6 +97,12 @@ def test_values_that_cannot_go_together_are_refused(flags: dict[str, Any], line:
         resolved(**flags)
 
 
+def test_a_page_holds_whole_rows_of_the_models_states() -> None:
+    for asked, multiple, given in ((64, 128, 128), (256, 128, 256), (64, 48, 96), (64, 16, 64)):
+        model = ModelShape(Path("m"), "m", 10, "float32", multiple)
+        assert resolved(model=model, cpu_cache_token_page_size=asked).page_size == given
+
+
 def test_what_children_receive_survives_the_wire() -> None:
     config = resolved(run_dir=Path("/tmp/r"), api_key="k")
     assert ResolvedConfig.model_validate_json(config.model_dump_json()) == config
