@@ -147,3 +147,35 @@ def test_many_equal_logits_give_the_draw_of_a_full_sort(rule: tuple[int, float, 
     for row in range(20):
         ids, weights = brute_force(logits[row].numpy(), *rule)
         assert drawn[row] in winners(ids, weights, int(keys[row]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", [None, (50, 1.0, 0.0), (0, 0.9, 0.0), (40, 0.95, 0.02)])
+def test_a_gpu_draws_what_the_cpu_draws(rule: tuple[int, float, float] | None):
+    """But for near ties, since the two round exp and log differently."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    logits, keys = make_logits(256, 49152, 2.5), on_device(make_keys(256, 4))
+    drawn = []
+    for device in ("cpu", "cuda"):
+        rows, numbers = logits.to(device), keys.to(device)
+        if rule is None:
+            drawn.append(draw_full(rows, rows.amax(dim=-1), numbers).cpu())
+        else:
+            params = TruncationParams(*(part.to(device) for part in vars(params_of([rule] * 256)).values()))
+            drawn.append(draw_truncated(rows, rows.amax(dim=-1), numbers, params).cpu())
+    assert int((drawn[0] == drawn[1]).sum()) >= 255
+
+
+@pytest.mark.gpu
+def test_a_draw_from_the_whole_vocabulary_does_not_wait_for_the_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    logits, keys = make_logits(64, 49152, 2.5).cuda(), on_device(make_keys(64)).cuda()
+    maxima = logits.amax(dim=-1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        drawn = draw_full(logits, maxima, keys)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert drawn.shape == (64,)
