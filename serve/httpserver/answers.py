@@ -184,6 +184,7 @@ class CompletionAnswer(Answer):
         super().__init__(request_id, model, with_logprobs, stream_usage, with_token_ids)
         self._tokenizer = tokenizer
         self._echo = echo
+        self._echoed: dict[int, str] = {}  # by prompt, once asked for: a stream asks with every token
         self._n = n
         self._begun: set[int] = set()
 
@@ -216,8 +217,13 @@ class CompletionAnswer(Answer):
     def _echoed_text(self, index: int) -> str:
         if self._echo is None:
             return ""
-        prompt = self._echo[index // self._n]
-        return self._tokenizer.decode(prompt.token_ids.tolist()) if prompt.text is None else prompt.text
+        number = index // self._n
+        text = self._echoed.get(number)
+        if text is None:
+            prompt = self._echo[number]
+            text = self._tokenizer.decode(prompt.token_ids.tolist()) if prompt.text is None else prompt.text
+            self._echoed[number] = text
+        return text
 
     def _scores(self, index: int, tokens: list[ScoredToken], of_prompt: list[TokenLogprobs] | None) -> dict[str, Any]:
         found = CompletionLogprobs(self._tokenizer)

@@ -190,6 +190,16 @@ def test_max_tokens_zero_generates_nothing(bench, run):
     assert events[0]["choices"][0]["finish_reason"] == "length"
 
 
+def test_an_echoed_prompt_of_ids_becomes_text_once(bench, run, monkeypatch):
+    decoded, decode = [], bench.tokenizer.decode
+    monkeypatch.setattr(bench.tokenizer, "decode", lambda ids: decoded.append(ids) or decode(ids))
+    request = {"model": "smol", "prompt": [19556, 905], "echo": True, "logprobs": 1}
+    events = run(stream(bench, URL, request))
+    assert len(events) > 3
+    assert events[0]["choices"][0]["text"].startswith(decode([19556, 905]))
+    assert decoded == [[19556, 905]]
+
+
 def test_max_tokens_zero_scores_an_echoed_prompt(bench, run):
     request = {"model": "smol", "prompt": "Hi there", "max_tokens": 0, "echo": True, "logprobs": 1}
     body = run(ask(bench, URL, request))
