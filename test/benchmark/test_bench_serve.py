@@ -120,7 +120,7 @@ def test_steps_are_those_of_the_server_s_metrics(tmp_path: Path, capsys: pytest.
     with FakeServer(respond) as server:
         _, data = bench(server, tmp_path, "--num_requests", "3", "--output_len", "2", "--server_pid", str(os.getpid()))
     assert data["medians"]["pass 1"]["server_steps"] == 15
-    assert data["medians"]["pass 1"]["server_cpu_s"]["main"] >= 0
+    assert "main" in data["medians"]["pass 1"]["server_cpu_s"]
     assert "(15 steps, by the server's count)" in capsys.readouterr().out
 
 

@@ -175,7 +175,7 @@ def test_only_the_row_with_broken_logits_fails(driver: Driver):
 def test_an_empty_plan_is_answered(driver: Driver):
     result = driver.run()
     assert (result.epoch, result.step, result.rank, result.rows) == (EPOCH, 0, 0, [])
-    assert result.compute_s >= 0
+    assert result.compute_s > 0
 
 
 def running() -> ModelRunner:
