@@ -3,15 +3,13 @@
 import concurrent.futures
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_engine import generate, save_byte_tokenizer
 
-from serve.httpserver.token_bytes import byte_characters
 from unit_tests.models.builders import hf_model, save
 
 NUM_TOKENS = 24
@@ -25,14 +23,6 @@ class Family:
 
     server: Any
     reference: transformers.PreTrainedModel
-
-
-def save_byte_tokenizer(directory: Path) -> None:
-    """tokenizer.json of one token a byte."""
-    vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.save(str(directory / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3", "qwen3_moe"])
@@ -53,13 +43,6 @@ def make_prompts() -> list[list[int]]:
     return [torch.randint(3, 256, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def generate(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
-    """What transformers generates greedily, the end token not heeded."""
-    options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    with torch.inference_mode():
-        return model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
-
-
 def answers(server: Any, prompts: list[list[int]]) -> list[tuple[list[int], int]]:
     """Generated tokens and the count of cached prompt tokens of each, all asked for at once."""
 
@@ -73,7 +56,7 @@ def answers(server: Any, prompts: list[list[int]]) -> list[tuple[list[int], int]
 
 def test_a_miss_and_a_hit_give_the_text_of_transformers(family: Family):
     prompts = make_prompts()
-    expected = [generate(family.reference, prompt) for prompt in prompts]
+    expected = [generate(family.reference, prompt, NUM_TOKENS) for prompt in prompts]
     assert answers(family.server, prompts) == [(text, 0) for text in expected]
     cached = [(len(prompt) - 1) // PAGE * PAGE for prompt in prompts]
     assert answers(family.server, prompts) == list(zip(expected, cached, strict=True))
