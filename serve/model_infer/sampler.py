@@ -197,9 +197,13 @@ class Sampler:
                 token_ids[places] = draw_full(scaled, peaks, keys)
 
     def _truncation(self, rows: np.ndarray) -> TruncationParams:
-        known = self._rows
+        top_k, top_p, min_p = (part[rows] for part in (self._rows.top_k, self._rows.top_p, self._rows.min_p))
         return TruncationParams(
-            self._on_device(known.top_k[rows]), self._on_device(known.top_p[rows]), self._on_device(known.min_p[rows])
+            self._on_device(top_k),
+            self._on_device(top_p),
+            self._on_device(min_p),
+            has_nuclei=bool(((top_k == 0) & (top_p < 1.0)).any()),
+            has_floors=bool((min_p > 0.0).any()),
         )
 
     def _unusable(self, rows: np.ndarray) -> dict[int, str]:

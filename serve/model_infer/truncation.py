@@ -4,7 +4,7 @@ Order of the rules as in vLLM: temperature, min_p, top_k, top_p; each renormalis
 of equal probability are ranked by id. All of it is a function of the row alone: no result depends on the batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +20,20 @@ _ID_BITS = 32
 
 @dataclass(frozen=True)
 class TruncationParams:
-    """One entry a row [R]: top_k int64 (0: off), top_p and min_p float32 (1 and 0: off)."""
+    """One entry a row [R]: top_k int64 (0: off), top_p and min_p float32 (1 and 0: off).
+
+    has_nuclei, has_floors: False where the host knows that no row has top_p without top_k, or min_p.
+    """
 
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
+    has_nuclei: bool = True
+    has_floors: bool = True
 
     def take(self, rows: torch.Tensor) -> "TruncationParams":
         """The entries of `rows` int64 [N]."""
-        return TruncationParams(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+        return replace(self, top_k=self.top_k[rows], top_p=self.top_p[rows], min_p=self.min_p[rows])
 
 
 def choose(weights: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -60,7 +65,10 @@ def _by_blocks(weights: torch.Tensor) -> torch.Tensor:
 def draw_truncated(
     logits: torch.Tensor, maxima: torch.Tensor, keys: torch.Tensor, params: TruncationParams
 ) -> torch.Tensor:
-    """Token ids int64 [R] from the truncated softmax of logits float32 [R, V] (temperature applied)."""
+    """Token ids int64 [R] from the truncated softmax of logits float32 [R, V] (temperature applied).
+
+    On a GPU the host waits once for each width of candidates that some row needs.
+    """
     num_rows, vocab_size = logits.shape
     floors = maxima + params.min_p.log()  # -inf where off
     masses = _masses(logits, maxima, floors, params)
@@ -112,10 +120,10 @@ def _masses(logits: torch.Tensor, maxima: torch.Tensor, floors: torch.Tensor, pa
 
     Only top_p without top_k asks for it: zeros when no row does.
     """
-    if not bool(((params.top_k == 0) & (params.top_p < 1.0)).any()):
+    if not params.has_nuclei:
         return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
     weights = torch.exp(logits - maxima[:, None])
-    if bool((floors > -torch.inf).any()):
+    if params.has_floors:
         weights = weights.masked_fill_(logits < floors[:, None], 0.0)
     return _by_blocks(weights).sum(dim=-1).double().cumsum(dim=-1)[:, -1]
 

@@ -40,9 +40,12 @@ def on_device(keys: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(keys.view(np.int64))
 
 
+def parts_of(rules: list[tuple[int, float, float]]) -> list[torch.Tensor]:
+    return [torch.tensor(part) for part in zip(*rules, strict=True)]
+
+
 def params_of(rules: list[tuple[int, float, float]]) -> TruncationParams:
-    top_k, top_p, min_p = zip(*rules, strict=True)
-    return TruncationParams(torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p))
+    return TruncationParams(*parts_of(rules))
 
 
 def make_logits(num_rows: int, vocab_size: int, spread: float, seed: int = 0) -> torch.Tensor:
@@ -162,7 +165,7 @@ def test_a_gpu_draws_what_the_cpu_draws(rule: tuple[int, float, float] | None):
         if rule is None:
             drawn.append(draw_full(rows, rows.amax(dim=-1), numbers).cpu())
         else:
-            params = TruncationParams(*(part.to(device) for part in vars(params_of([rule] * 256)).values()))
+            params = TruncationParams(*(part.to(device) for part in parts_of([rule] * 256)))
             drawn.append(draw_truncated(rows, rows.amax(dim=-1), numbers, params).cpu())
     assert int((drawn[0] == drawn[1]).sum()) >= 255
 
