@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from serve.httpserver.answers import encode_json
+from serve.httpserver.answers import json_response
 from serve.httpserver.cache_metrics import cache_families
 from serve.httpserver.errors import ApiError, ErrorBody
 from serve.httpserver.metric_families import gauge
@@ -49,7 +49,7 @@ _ADMIN_ERRORS: dict[int | str, dict[str, Any]] = {
 async def health(request: Request) -> Response:
     """200 while the engine answers."""
     state_of(request).service.check_ready()
-    return Response(encode_json({"status": "ok"}), media_type="application/json")
+    return json_response({"status": "ok"})
 
 
 @health_router.get("/readiness", response_model=HealthResult, responses=_UNAVAILABLE)
@@ -59,7 +59,7 @@ async def readiness(request: Request) -> Response:
     state.service.check_ready()
     if state.is_stopping:
         raise ApiError(503, "the server is stopping", code="stopping")
-    return Response(encode_json({"status": "ready"}), media_type="application/json")
+    return json_response({"status": "ready"})
 
 
 @health_router.get("/metrics", response_class=Response)
@@ -100,7 +100,7 @@ async def _admin_call(request: Request, part: str, method: str) -> Response:
         result = await state_of(request).ask_control(lambda ask: ask(PARTS[part], method, LONG_CONTROL_TIMEOUT_S))
     except ControlError as error:
         raise ApiError(502, str(error), code="control_error") from error
-    return Response(encode_json({"result": {part: result}}), media_type="application/json")
+    return json_response({"result": {part: result}})
 
 
 def _add_route(http_method: str, method: str, summary: str) -> None:

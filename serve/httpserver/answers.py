@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from serve.httpserver.generation import UsageCount
 from serve.httpserver.logprobs import ChatLogprobsFormat, CompletionLogprobs, prompt_offsets
@@ -17,6 +18,11 @@ from serve.types import CacheTier
 
 encode_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
+
+
+def json_response(data: Any) -> Response:
+    """Plain data as a 200."""
+    return Response(encode_json(data), media_type="application/json")
 
 
 def usage_dict(usage: UsageCount) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from serve import cache_operations
 from serve.cache_operations import Ask, CacheOperationError
-from serve.httpserver.answers import encode_json
+from serve.httpserver.answers import json_response
 from serve.httpserver.bodies import decode_json, read_body, validate
 from serve.httpserver.errors import ApiError, ErrorBody
 from serve.httpserver.openai_protocol import StrictModel
@@ -70,7 +70,7 @@ class FlushResult(BaseModel):
 @cache_router.get("/cache/stats", response_model=CacheStats, responses=_ERRORS)
 async def cache_stats(request: Request) -> Response:
     """Every tier's pages, bytes, hits and failures."""
-    return _json(await _run(request, cache_operations.stats))
+    return json_response(await _run(request, cache_operations.stats))
 
 
 @cache_router.get("/cache/ls", response_model=CacheListing, responses=_ERRORS)
@@ -78,13 +78,15 @@ async def cache_ls(
     request: Request, limit: int = Query(100, ge=0, le=MAX_LISTED), cache_salt: str | None = None
 ) -> Response:
     """Pages of the host, most recently used first; with cache_salt only those of its requests."""
-    return _json({"pages": await _run(request, lambda ask: cache_operations.list_pages(ask, limit, cache_salt))})
+    return json_response(
+        {"pages": await _run(request, lambda ask: cache_operations.list_pages(ask, limit, cache_salt))}
+    )
 
 
 @cache_router.post("/cache/check", response_model=CacheCheck, responses=_ERRORS)
 async def cache_check(request: Request) -> Response:
     """Check the books of router and cache manager."""
-    return _json({"problems": await _run(request, cache_operations.check)})
+    return json_response({"problems": await _run(request, cache_operations.check)})
 
 
 @cache_router.post(
@@ -102,7 +104,7 @@ async def flush_cache(request: Request) -> Response:
     """Flush all tiers: once this is answered, no page of before is hit."""
     body = await read_body(request, state_of(request).settings.body_limit)
     wanted = validate(decode_json(body), FlushRequest) if body.strip() else FlushRequest()
-    return _json(await _run(request, lambda ask: cache_operations.flush(ask, wanted.cache_salt)))
+    return json_response(await _run(request, lambda ask: cache_operations.flush(ask, wanted.cache_salt)))
 
 
 async def _run(request: Request, operation: Callable[[Ask], Any]) -> Any:
@@ -110,7 +112,3 @@ async def _run(request: Request, operation: Callable[[Ask], Any]) -> Any:
         return await state_of(request).ask_control(operation)
     except CacheOperationError as error:
         raise ApiError(503, str(error), code="cache_unavailable") from error
-
-
-def _json(data: Any) -> Response:
-    return Response(encode_json(data), media_type="application/json")

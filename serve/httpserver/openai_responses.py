@@ -31,10 +31,13 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
+    """token_ids: of generated tokens, with return_token_ids."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] = []
 
 
 class Completion(BaseModel):
@@ -68,10 +71,13 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
+    """token_ids: of generated tokens, with return_token_ids."""
+
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] = []
 
 
 class ChatCompletion(BaseModel):

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from serve.httpserver.answers import Answer, ChatAnswer, CompletionAnswer, encode_json
+from serve.httpserver.answers import Answer, ChatAnswer, CompletionAnswer, json_response
 from serve.httpserver.bodies import parse_body
 from serve.httpserver.errors import ErrorBody, bad_request
 from serve.httpserver.generation import GenerationSpec
@@ -73,14 +73,10 @@ REQUEST_MODELS: list[type[BaseModel]] = [
 ]
 
 
-def _json(data: Any) -> Response:
-    return Response(encode_json(data), media_type="application/json")
-
-
 @router.get("/v1/models", response_model=ModelList, responses=_REFUSALS)
 async def list_models(request: Request) -> Response:
     """The one model of this server."""
-    return _json({"object": "list", "data": [_model_dict(state_of(request))]})
+    return json_response({"object": "list", "data": [_model_dict(state_of(request))]})
 
 
 @router.get("/v1/models/{model:path}", response_model=Model, responses=_REFUSALS)
@@ -88,7 +84,7 @@ async def get_model(request: Request, model: str) -> Response:
     """One model."""
     state = state_of(request)
     state.check_model(model)
-    return _json(_model_dict(state))
+    return json_response(_model_dict(state))
 
 
 def _model_dict(state: AppState) -> dict[str, Any]:
@@ -211,7 +207,7 @@ async def tokenize(request: Request) -> Response:
         ids = prompt.token_ids.tolist()
     else:
         ids = await state.encoder.ids_of(body.prompt or "", body.add_special_tokens is not False)
-    return _json({"count": len(ids), "max_model_len": state.max_total_tokens, "tokens": ids})
+    return json_response({"count": len(ids), "max_model_len": state.max_total_tokens, "tokens": ids})
 
 
 @router.post(
@@ -222,4 +218,4 @@ async def detokenize(request: Request) -> Response:
     state = state_of(request)
     body = await parse_body(request, DetokenizeRequest, state.settings.body_limit)
     state.check_model(body.model)
-    return _json({"prompt": await state.encoder.text_of(body.tokens, "tokens")})
+    return json_response({"prompt": await state.encoder.text_of(body.tokens, "tokens")})
