@@ -107,6 +107,35 @@ class StateOps:
         """`moe_mlp` of `kernels.interface` with gates of at most limit, and the other half within [-limit, limit]."""
         return experts.limited_moe_mlp(x, expert_ids, expert_weights, gate_up_weights, down_weights, limit)
 
+    def biased_moe_mlp(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        gate_up_weights: torch.Tensor,
+        gate_up_bias: torch.Tensor,
+        down_weights: torch.Tensor,
+        down_bias: torch.Tensor | None,
+        slope: float,
+        limit: float,
+    ) -> torch.Tensor:
+        """Experts of gpt-oss: sum over k of expert_weights[t, k] * (down_e((up + 1) * gate * sigmoid(slope * gate))).
+
+        Gates are at most limit, the other half lies within [-limit, limit]. gate_up_weights [E, H, 2I] and its bias
+        [E, 2I] have gate and up of a channel next to each other; down_weights [E, I, H], down_bias [E, H] -> [T, H].
+        """
+        return experts.biased_moe_mlp(
+            x,
+            expert_ids,
+            expert_weights,
+            gate_up_weights,
+            gate_up_bias,
+            down_weights,
+            down_bias,
+            slope,
+            limit,
+        )
+
     def select_entries(
         self,
         q: torch.Tensor,

@@ -57,7 +57,8 @@ class MoeConfig:
     num_groups, top_groups: experts are chosen out of the best top_groups of num_groups equal ranges. has_correction: a
     bias by expert is added for choosing alone. routed_scale: factor on the weights of chosen experts.
     shared_intermediate_size: of an expert for all tokens (0: none), which a gate of its own weights if has_shared_gate.
-    limit: bound on the pre-activations of experts. hash_layers: those whose experts are looked up by token id.
+    limit: bound on the pre-activations of experts. gate_slope: factor on the gate within its sigmoid. hash_layers:
+    those whose experts are looked up by token id.
     """
 
     num_experts: int
@@ -74,6 +75,7 @@ class MoeConfig:
     shared_intermediate_size: int = 0
     has_shared_gate: bool = False
     limit: float | None = None
+    gate_slope: float = 1.0
     hash_layers: tuple[int, ...] = ()
 
     def is_sparse(self, layer: int) -> bool:

@@ -13,8 +13,9 @@ from models.registry import family_of
 _DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = {"gemma3": "gelu_pytorch_tanh"}  # where it is not silu
 # Every so many-th layer is FULL and the others have a window, where config.json does not name the layers.
-_WINDOW_PERIODS = {"gemma3": 6}
+_WINDOW_PERIODS = {"gemma3": 6, "gpt_oss": 2}
 _QWEN3_HEAD_DIM = 128  # Qwen3Config's default where config.json leaves it out
+_READ_BY_FAMILY = {("gpt_oss", "quantization_config")}
 _REFUSED = {"mlp_bias": "biases in the MLP", "quantization_config": "checkpoints quantized in this way"}
 
 
@@ -26,7 +27,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
     family = family_of(architecture)
     fields = _text_fields(fields)
     for name, what in _REFUSED.items():
-        if fields.get(name):
+        if fields.get(name) and (family, name) not in _READ_BY_FAMILY:
             raise ModelError(f"{path}: {what} ({name}) are not supported yet")
     activation, wanted = fields.get("hidden_act", "hidden_activation"), _ACTIVATIONS.get(family, "silu")
     if activation not in (None, wanted):

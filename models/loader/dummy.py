@@ -30,6 +30,11 @@ class DummyReader(WeightReader):
         if piece.name.endswith("norm.weight"):
             out.fill_(1.0 - piece.offset)
             return
+        if out.dim() == 3 and piece.dim > 0:  # a matrix an expert, each of other values
+            for index, matrix in enumerate(out):
+                name = f"{piece.name}.{index}"
+                self.read(Piece(name, piece.shape[1:], piece.dim - 1, piece.start, piece.stop), matrix)
+            return
         first_row, first_column = (piece.start, 0) if piece.dim == 0 else (0, piece.start)
         matrix = out.flatten(1) if out.dim() > 1 else out.unsqueeze(1)
         device = out.device

@@ -16,6 +16,7 @@ from models.loader.digest import BlockDigester
 from models.loader.dummy import DummyReader
 from models.loader.filling import WeightFilling
 from models.loader.gguf import GgufReader
+from models.loader.mxfp4 import Mxfp4Reader
 from models.loader.safetensors import SafetensorsReader, keep_name
 from models.parallel import TensorParallel
 from models.registry import load_family
@@ -73,7 +74,8 @@ def _open_reader(config: ModelConfig, source: ModelSource, plan: WeightPlan, see
         ignore = frozenset({"lm_head.weight"}) if config.tie_word_embeddings else frozenset()
         family = load_family(config.family)
         rename = partial(family.checkpoint_name, config) if hasattr(family, "checkpoint_name") else keep_name
-        return SafetensorsReader(source.weight_files, ignore=ignore, rename=rename)
+        stored = SafetensorsReader(source.weight_files, ignore=ignore, rename=rename)
+        return Mxfp4Reader(stored) if config.family == "gpt_oss" else stored
     if source.kind == "gguf":
         return GgufReader(source.path, config)
     if source.kind == "dummy":

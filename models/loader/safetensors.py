@@ -57,5 +57,8 @@ class SafetensorsReader(WeightReader):
         part = self._slices[piece.name]
         if part.get_dtype() not in (_FLOATS if out.dtype.is_floating_point else _INTEGERS):
             raise ModelError(f"tensor {piece.name} has dtype {part.get_dtype()}, which is not supported")
-        rows = slice(piece.start, piece.stop)
-        out.copy_(part[rows] if piece.dim == 0 else part[:, rows])
+        out.copy_(part[(*[slice(None)] * piece.dim, slice(piece.start, piece.stop))])
+
+    def raw(self, name: str, index: int) -> torch.Tensor:
+        """Tensor `name` at one index of its first dimension, in the dtype of the file."""
+        return self._slices[name][index]

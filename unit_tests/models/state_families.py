@@ -88,6 +88,13 @@ COMPRESSED = {
     ],
     "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
 }
+OSS = {
+    **WINDOWS,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**MLA, "topk_method": "group_limited_greedy"}),
     "deepseek_v2_lite": (
@@ -122,6 +129,23 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", OSS),
+    "gpt_oss_yarn": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {
+            **OSS,
+            "num_hidden_layers": 3,
+            "sliding_window": 128,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 128,
+                "truncate": False,
+            },
+        },
+    ),
     "mistral": ("MistralConfig", "MistralForCausalLM", WINDOWS),
     "qwen3_window": (
         "Qwen3Config",
@@ -143,7 +167,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-FAMILIES = ("gemma3", "mistral", "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5", "deepseek_v4")
+FAMILIES = ("gemma3", "gpt_oss", "mistral", "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5", "deepseek_v4")
 
 
 def build(case: str, **changes: Any) -> transformers.PreTrainedModel:
@@ -173,6 +197,8 @@ def _strengthen(name: str, weight: torch.Tensor, generator: torch.Generator) -> 
         weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
     elif name.endswith(("position_bias", "sinks", "base")):
         weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    elif name.endswith(("sinks", "bias")):
+        weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
     elif "norm" in name:
         weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
     elif weight.dim() >= 2 and "lm_head" not in name:

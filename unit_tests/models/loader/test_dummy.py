@@ -5,6 +5,7 @@ import torch
 
 from models.source import resolve_model
 from unit_tests.models.builders import PagedRunner, ThreadGroup, hf_model, load, save
+from unit_tests.models.state_families import build
 
 TOKENS = [1, 5, 9, 200, 33, 47]
 
@@ -42,3 +43,11 @@ def test_values_are_small_and_centred(tmp_path):
 
 def test_random_weights_have_no_digest(tmp_path):
     assert load(dummy(tmp_path)).block_digests == {}
+
+
+def test_ranks_hold_parts_of_the_same_stacked_experts(tmp_path):
+    directory = save(build("gpt_oss"), tmp_path / "oss")
+    source = resolve_model(str(directory), load_format="dummy")
+    whole = PagedRunner(load(source).model).step([(0, TOKENS)])
+    for part in ThreadGroup(2).run(lambda tp: PagedRunner(load(source, tp=tp).model).step([(0, TOKENS)])):
+        assert torch.allclose(part, whole, atol=1e-5)
