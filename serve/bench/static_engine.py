@@ -26,7 +26,7 @@ from serve.model_infer.graphs import make_graphs
 from serve.model_infer.input_batch import InputBatch
 from serve.model_infer.memory_info import available_memory
 from serve.model_infer.model_runner import Model, ModelRunner, RunningStep
-from serve.model_infer.page_table import PageTable
+from serve.model_infer.page_table import PageTable, WorkingPages
 from serve.model_infer.sampler import Sampler
 from serve.router.holding import Holding
 from serve.router.ledger import Reservation, StateLedger
@@ -121,7 +121,9 @@ class StaticEngine:
         holdings = [self._hold(row, prompt[:num_known], wanted) for row, prompt in enumerate(prompts)]
         cached = [match * self._options.page_size for _, match in holdings]
         joins = [
-            JoinRow(row, row, 1, num_known, num_known, cached[row], holding.pages)
+            JoinRow(
+                row, row, 1, num_known, num_known, cached[row], holding.pages, holding.first_places, holding.restores
+            )
             for row, (holding, _) in enumerate(holdings)
         ]
         plans = self._prefill_plans(joins)
@@ -149,20 +151,25 @@ class StaticEngine:
         match = self._ledger.match(names, len(tokens))
         holding = self._ledger.acquire(match)
         total = -(-(len(tokens) + self._options.decode_steps + 1) // self._options.page_size)
-        self._reserve(holding, total - match.num_pages)
+        self._reserve(holding, total - match.num_pages)  # beside the one page that a state is worked on in
         return holding, match.num_pages
 
     def _publish(self, names: list[bytes]) -> None:
         """Pages of these names, idle in the index, as an ended request leaves them."""
-        holding = self._ledger.acquire(self._ledger.match([], 0))
+        if not names:
+            return
+        holding = self._ledger.open()
         self._reserve(holding, len(names))
         for group, pages in holding.pages.items():
-            for page, name in zip(pages, names, strict=True):
+            for page, name in zip(pages, names[-len(pages) :], strict=True):
                 self._ledger.publish(group, page, name)
         self._ledger.release(holding)
 
     def _reserve(self, holding: Holding, count: int) -> None:
-        if self._ledger.reserve(holding, dict.fromkeys(self._ledger.groups, count)) is not Reservation.GRANTED:
+        """So many pages of the groups that are paged by place, and one of each other."""
+        groups = self._ledger.groups.items()
+        counts = {name: 1 if group.spec.has_checkpoints else count for name, group in groups}
+        if self._ledger.reserve(holding, counts) is not Reservation.GRANTED:
             raise BenchError("the pool is too small for this cell")
 
     def _prefill_plans(self, joins: list[JoinRow]) -> list[StepPlan]:
@@ -214,8 +221,14 @@ class StaticEngine:
         tables = {
             group.name: PageTable(group.name, group.page_tokens, counts[group.name], shape.max_rows, shape.max_pages)
             for group in self.layout.groups
+            if group.is_paged_by_place
         }
-        batch = InputBatch(tables, {}, states.leaves(), self._table, shape.max_rows, self.device)
+        working = {
+            group.name: WorkingPages(group.name, group.page_tokens, counts[group.name], shape.max_rows)
+            for group in self.layout.groups
+            if not group.is_paged_by_place
+        }
+        batch = InputBatch(tables, working, states.leaves(), self._table, shape.max_rows, self.device)
         sampler = Sampler(shape.max_rows, self.config.vocab_size, self.config.eos_token_ids, self.device)
         graphs = None
         if not self._options.disable_cuda_graph:

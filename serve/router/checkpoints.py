@@ -52,13 +52,14 @@ class Checkpointer:
         """The request joins the batch."""
         request.checkpoints_due = list(due)
         request.refreshed = 0
+        request.is_flushed = False
 
     def computed_chunk(self, plan: PlanBuilder, request: Request) -> None:
         """The plan computes known tokens up to `num_scheduled`."""
         boundary, is_due = request.num_scheduled, False
         while request.checkpoints_due and request.checkpoints_due[0] <= boundary:
             is_due = request.checkpoints_due.pop(0) == boundary
-        if is_due:
+        if is_due and not request.is_flushed:
             self._keep(plan, request, boundary)
 
     def _keep(self, plan: PlanBuilder, request: Request, boundary: int) -> None:
@@ -89,12 +90,16 @@ class Checkpointer:
 
     def refresh(self, plan: PlanBuilder, request: Request) -> None:
         """The plan computes the last of the known tokens, or a sampled one; keep the state if that ends a page."""
-        if not self.groups or request.num_scheduled % self._size:
+        if not self.groups or request.num_scheduled % self._size or request.is_flushed:
             return
         assert request.holding is not None
         request.refreshed = request.num_scheduled
         for group in self.groups:
             plan.snapshot(request, group, request.holding.pages[group][REFRESHED])
+
+    def flush(self, request: Request) -> None:
+        """Nothing that it has computed so far is to be found, and so no state that follows."""
+        request.is_flushed, request.refreshed = True, 0
 
     def cut(self, request: Request, num_pages: int) -> None:
         """Only the first `num_pages` pages of its prefix are worth keeping."""

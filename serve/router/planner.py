@@ -286,6 +286,10 @@ class Planner:
         if record.holding is not None:
             self._ledger.release(record.holding)
 
+    def flush(self, request: Request) -> None:
+        """Nobody is to find what the request has computed so far."""
+        self._checkpoints.flush(request)
+
     def forget_pages(self, request: Request, first: int, even_if_shared: bool) -> None:
         """Take its pages [first, ...) out of the index; pages that others use only when told so."""
         self._checkpoints.cut(request, first)

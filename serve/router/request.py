@@ -48,6 +48,7 @@ class Request:
     last_step: last plan that computes it; it is out of flight once that plan has ended.
     growth: by group, pages that admission still expects it to ask for while it runs.
     checkpoints_due: boundaries, in tokens and ascending, where its prefill is to keep its state.
+    is_flushed: what it has was made before a flush, and is not to be found.
     refreshed: the boundary whose state is in the page that decoding refreshes, 0: none.
     num_scored, num_scored_here: prompt log-probabilities passed on at all, and computed since it joined.
     match, match_version: its last match with the index, and of which version of it.
@@ -83,6 +84,7 @@ class Request:
     growth: dict[str, int] = field(default_factory=dict)
     checkpoints_due: list[int] = field(default_factory=list)
     refreshed: int = 0
+    is_flushed: bool = False
     row: int | None = None
     holding: Holding | None = None
     finish_reason: FinishReason | None = None

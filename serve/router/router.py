@@ -136,6 +136,7 @@ class Router:
             return FlushReport(0, 0)
         for request in [each for each in self.requests.values() if root is None or each.root == root]:
             request.found = None
+            self.engine.planner.flush(request)
             if request.status is RequestStatus.LOOKING_UP:
                 self._cache.cancel(request)
                 request.advance(RequestStatus.QUEUED)

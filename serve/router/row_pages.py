@@ -91,14 +91,17 @@ class RowPages:
         self.growth.change(request, group, max(0, min(most - len(request.holding.pages[group]), ahead)))
 
     def publish_ready(self, request: Request) -> None:
-        """Tell the index of full pages whose plan is sent and whose tokens are known."""
+        """Tell the index of full pages whose plan is sent and whose tokens are known.
+
+        FULL pages from behind a flush are of no use without those before; of a window they would be.
+        """
         full = min(request.num_scheduled, request.num_tokens) // self._size
         holding = request.holding
         if holding is None:
             return
         for place in range(request.num_published, full):
             for group in self._paged:
-                if place >= holding.first(group):
+                if place >= holding.first(group) and not (request.is_flushed and group in self._unnamed):
                     self._ledger.publish(group, holding.page_at(group, place), request.names[place], request.root)
         request.num_published = max(request.num_published, full)
 

@@ -28,6 +28,24 @@ TINY = {
     "hidden_act": "silu",
 }
 
+HYBRID = {
+    **TINY,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+WINDOWS = {
+    **TINY,
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "sliding_window": 32,
+}
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -53,6 +71,16 @@ def test_cells_run_one_after_another_and_give_everything_back(model: Path) -> No
         assert [run.cached_tokens for run in runs[:2]] == [0, 96]
         assert [len(run.step_seconds) for run in runs] == [3, 1, 3, 3]
         assert all(second > 0 for run in runs for second in run.step_seconds)
+        assert engine.check_integrity() == []
+
+
+@pytest.mark.parametrize("config", [HYBRID, WINDOWS], ids=["states", "windows"])
+def test_models_of_several_groups_run_too(tmp_path: Path, config: dict[str, object]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cells = [Cell(Phase.PREFILL, 2, 70, 48), Cell(Phase.DECODE, 3, 40, 39)]
+    engine = StaticEngine(options(tmp_path, batch_max_tokens=64), cells)
+    for _ in range(2):
+        assert [engine.run(cell).cached_tokens for cell in cells] == [96, 3 * 32]
         assert engine.check_integrity() == []
 
 

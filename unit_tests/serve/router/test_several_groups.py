@@ -225,3 +225,18 @@ def test_checkpoints_that_find_no_page_are_skipped_and_counted():
         harness.check_tokens(client)
     assert harness.router.statistics.num_snapshots_skipped > 0
     harness.check_idle()
+
+
+@pytest.mark.parametrize("groups", HYBRIDS)
+@pytest.mark.parametrize("num_steps", [1, 3, 12, 30])
+def test_nothing_of_a_request_that_ran_through_a_flush_is_hit(groups: tuple[str, ...], num_steps: int):
+    harness = Harness(groups=groups)
+    client = harness.submit(prompt_of(100), max_tokens=60)
+    for _ in range(num_steps):
+        harness.step_all()
+    harness.router.flush()
+    harness.run()
+    harness.check_tokens(client)
+    assert serve(harness, client.prompt + client.tokens, max_tokens=5).num_cached == 0
+    assert serve(harness, client.prompt + client.tokens, max_tokens=5).num_cached == 9 * PAGE
+    harness.check_idle()
