@@ -75,7 +75,7 @@ def add_config_flags(parser: LineParser) -> list[str]:
 
 def _describe(info: FieldInfo) -> str:
     text = (info.description or "").replace("%", "%%")
-    if info.is_required() or info.default is None:
+    if info.is_required() or info.default is None or info.default is False or info.default == "":
         return text
     return f"{text} (default: {info.default})"
 

@@ -23,7 +23,9 @@ class ServeConfig(BaseModel):
     admin_api_key: str | None = Field(
         None, min_length=1, description="enable the admin routes and require this key on them"
     )
-    http_max_body_size: int | None = Field(None, ge=1024, description="bytes of a request; default: by the context")
+    http_max_body_size: int | None = Field(
+        None, ge=1024, description="bytes of a request's body at most; default: 64 a token of context, at least 32 MiB"
+    )
     num_http_servers: int = Field(1, ge=1, le=64, description="HTTP processes that share the port")
     tp: int = Field(1, ge=1, le=64, description="tensor-parallel workers")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
@@ -38,8 +40,12 @@ class ServeConfig(BaseModel):
     max_req_total_len: int | None = Field(None, ge=2, description="prompt + output limit; default: the model's context")
     running_max_req_size: int = Field(256, ge=1, le=4096, description="requests in the batch at most")
     max_queue_size: int = Field(1024, ge=0, description="requests waiting at most; beyond it HTTP answers 429")
-    batch_max_tokens: int | None = Field(None, ge=1, description="tokens a step at most; default by device")
-    chunked_prefill_size: int | None = Field(None, ge=1, description="prompt tokens a request a step at most")
+    batch_max_tokens: int | None = Field(
+        None, ge=1, description="tokens a step at most; default: 2048 on a CPU, 8192 on CUDA"
+    )
+    chunked_prefill_size: int | None = Field(
+        None, ge=1, description="prompt tokens of one request a step at most; default: as many as a step may have"
+    )
     cpu_cache_token_page_size: int = Field(
         64,
         ge=16,

@@ -7,6 +7,7 @@ import pytest
 
 from serve import cli
 from serve.config import ServeConfig
+from serve.config_resolve import CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +90,9 @@ def test_help_explains_every_flag_with_its_default(capsys: pytest.CaptureFixture
         assert info.description in text
     assert "port to listen on; 0 takes a free one (default: 8000)" in text
     assert "{auto,bfloat16,float32}" in text
+    assert "(default: )" not in text
+    assert "(default: False)" not in text  # of a switch nobody wonders
+    assert f"default: {CPU_BATCH_TOKENS} on a CPU, {CUDA_BATCH_TOKENS} on CUDA" in text
 
 
 def test_a_model_that_is_nowhere_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
