@@ -5,7 +5,6 @@ import torch.nn.functional as F
 
 from kernels.interface import AttentionBatch, KernelBackend
 from kernels.long_attention import long_attention
-from kernels.reference import ReferenceBackend
 from kernels.triton_kernels.paged_decode import paged_decode
 from kernels.triton_kernels.paged_prefill import paged_prefill
 from kernels.triton_kernels.rms_norm import rms_norm
@@ -21,14 +20,11 @@ _NO_LIMIT = 1 << 30
 class CudaBackend(KernelBackend):
     """Runs the contract with Triton; bfloat16 and float32. float32 products never use tf32 (torch's default).
 
-    Windows and sinks are plain torch, one sequence after the other.
-
     Every Triton kernel of a decode step waits for the kernel before it by itself (programmatic dependent launch), and
     may start before that has ended.
     """
 
     def __init__(self) -> None:
-        self._plain = ReferenceBackend()
         has_gpu = torch.cuda.is_available()
         self._pdl = has_gpu and torch.cuda.get_device_capability() >= (9, 0)
         self._has_cudnn = has_gpu and torch.backends.cudnn.is_available()
@@ -106,15 +102,15 @@ class CudaBackend(KernelBackend):
         window: int = 0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if window or sinks is not None:
-            return self._plain.paged_attention(q, kv_layer, batch, scale, window, sinks)
-        if batch.max_query_len >= LONG_RUN and self._has_cudnn and q.dtype is torch.bfloat16 and q.shape[2] % 8 == 0:
+        is_plain = not window and sinks is None
+        is_long = batch.max_query_len >= LONG_RUN and q.dtype is torch.bfloat16 and q.shape[2] % 8 == 0
+        if is_plain and is_long and self._has_cudnn:
             return self._long_attention(q, kv_layer, batch, scale)
         out = torch.empty_like(q)
         if batch.max_query_len > 1:
-            paged_prefill(q, kv_layer, batch, scale, out, _NO_LIMIT)
+            paged_prefill(q, kv_layer, batch, scale, out, _NO_LIMIT, window=window, sinks=sinks)
         if batch.max_query_len == 1 or batch.context_lens.shape[0] > 1:
-            paged_decode(q, kv_layer, batch, scale, out, pdl=self._pdl)
+            paged_decode(q, kv_layer, batch, scale, out, window=window, sinks=sinks, pdl=self._pdl)
         return out
 
     def moe_mlp(

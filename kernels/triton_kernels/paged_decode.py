@@ -20,16 +20,21 @@ MAX_SPLITS = 64
 @triton.jit
 def _paged_decode_kernel(
     q_ptr, out_ptr, partial_ptr, lse_ptr, kv_ptr, kv_rows, page_table_ptr, query_starts_ptr, context_lens_ptr,
-    max_pages, num_q_heads, head_dim, group, page_rows, head_rows, kind_rows, qk_scale, SPLITS: tl.constexpr,
-    GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr, DESCRIPTOR: tl.constexpr, PDL: tl.constexpr,
+    sinks_ptr, max_pages, num_q_heads, head_dim, group, page_rows, head_rows, kind_rows, qk_scale, window,
+    SPLITS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr, DESCRIPTOR: tl.constexpr,
+    PDL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(query_starts_ptr + sequence)
     is_single = tl.load(query_starts_ptr + sequence + 1) - begin == 1
     context = tl.load(context_lens_ptr + sequence)
     num_pages = tl.cdiv(context, P)
-    pages_a_split = tl.cdiv(num_pages, SPLITS)
-    first_page = split * pages_a_split
+    floor, start = 0, 0  # first key that is seen, and its page
+    if WINDOW:
+        floor = tl.maximum(context - window, 0)
+        start = floor // P
+    pages_a_split = tl.cdiv(num_pages - start, SPLITS)
+    first_page = start + split * pages_a_split
     last_page = tl.minimum(first_page + pages_a_split, num_pages)
     members, dims, key_rows = tl.arange(0, GROUP), tl.arange(0, D), tl.arange(0, P)
     heads = kv_head * group + members
@@ -44,11 +49,18 @@ def _paged_decode_kernel(
         accumulator = tl.zeros([GROUP, D], tl.float32)
         highest = tl.full([GROUP], -1e30, tl.float32)
         total_weight = tl.zeros([GROUP], tl.float32)
+        if SINKS:  # known when the kernel is compiled, which `split` is not
+            is_first = split == 0
+            sink = tl.load(sinks_ptr + heads, mask=members < group, other=0.0) * 1.4426950408889634
+            highest = tl.where(is_first, sink, highest)
+            total_weight = tl.where(is_first, tl.full([GROUP], 1.0, tl.float32), total_weight)
         for index in range(first_page, last_page):
             row = tl.load(table + index) * page_rows + kv_head * head_rows
             keys = _load_rows(kv_ptr, kv_rows, row, head_dim, P, D, DESCRIPTOR)
             scores = tl.dot(q, keys.T, input_precision="ieee") * qk_scale
             inside = index * P + key_rows < context
+            if WINDOW:
+                inside = inside & (index * P + key_rows >= floor)
             scores = tl.where(inside[None, :], scores, -1e30)
             new_highest = tl.maximum(highest, tl.max(scores, 1))
             decay = tl.exp2(highest - new_highest)
@@ -56,7 +68,7 @@ def _paged_decode_kernel(
             total_weight = total_weight * decay + tl.sum(weights, 1)
             accumulator = accumulator * decay[:, None]
             values = _load_rows(kv_ptr, kv_rows, row + kind_rows, head_dim, P, D, DESCRIPTOR)
-            # Rows behind the context hold whatever was there: a weight of zero does not silence a NaN.
+            # Rows outside of the context hold whatever was there: a weight of zero does not silence a NaN.
             values = tl.where(inside[:, None], values, tl.zeros_like(values))
             accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision="ieee")
             highest = new_highest
@@ -71,13 +83,16 @@ def _paged_decode_kernel(
 
 @triton.jit
 def _merge_splits_kernel(
-    partial_ptr, lse_ptr, out_ptr, query_starts_ptr, context_lens_ptr, num_q_heads, head_dim, SPLITS: tl.constexpr,
-    P: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
+    partial_ptr, lse_ptr, out_ptr, query_starts_ptr, context_lens_ptr, num_q_heads, head_dim, window,
+    SPLITS: tl.constexpr, P: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     begin = tl.load(query_starts_ptr + sequence)
     is_single = tl.load(query_starts_ptr + sequence + 1) - begin == 1
-    num_pages = tl.cdiv(tl.load(context_lens_ptr + sequence), P)
+    context = tl.load(context_lens_ptr + sequence)
+    num_pages = tl.cdiv(context, P)
+    if WINDOW:
+        num_pages -= tl.maximum(context - window, 0) // P
     num_used = tl.cdiv(num_pages, tl.cdiv(num_pages, SPLITS))  # splits that had a page
     if PDL:
         gdc_launch_dependents()
@@ -109,13 +124,19 @@ def paged_decode(
     scale: float,
     out: torch.Tensor,
     *,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Write the attention of all sequences with exactly one new token into `out` [T, Hq, D]; other rows stay."""
+    """Write the attention of all sequences with exactly one new token into `out` [T, Hq, D]; other rows stay.
+
+    window, sinks: as in `KernelBackend.paged_attention`.
+    """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, num_sequences = kv_layer.shape[1], batch.context_lens.shape[0]
     group = num_q_heads // num_kv_heads
-    splits = num_splits(num_sequences, num_kv_heads, batch.max_context_len, batch.page_size)
+    longest = batch.max_context_len if not window else min(batch.max_context_len, window + batch.page_size)
+    splits = num_splits(num_sequences, num_kv_heads, longest, batch.page_size)
     block_d = max(triton.next_power_of_2(head_dim), 16)
     use_descriptor = q.is_cuda and q.element_size() == 2 and block_d == head_dim
     rows = pool_rows(kv_layer)
@@ -126,14 +147,14 @@ def paged_decode(
         lse = torch.empty(num_sequences, num_q_heads, splits, dtype=torch.float32, device=q.device)
     launch = {"launch_pdl": True} if pdl else {}
     _paged_decode_kernel[(num_sequences, num_kv_heads, splits)](
-        q, out, partial, lse, rows, descriptor, batch.page_table, batch.query_starts, batch.context_lens,
-        batch.page_table.stride(0), num_q_heads, head_dim, group, *row_strides(kv_layer), scale * LOG2_E,
+        q, out, partial, lse, rows, descriptor, batch.page_table, batch.query_starts, batch.context_lens, sinks,
+        batch.page_table.stride(0), num_q_heads, head_dim, group, *row_strides(kv_layer), scale * LOG2_E, window,
         SPLITS=splits, GROUP=max(triton.next_power_of_2(group), 16), P=batch.page_size, D=block_d,
         DESCRIPTOR=use_descriptor, PDL=pdl, num_warps=2 if use_descriptor else 4,
-        num_stages=4 if use_descriptor else 2, **launch,
+        num_stages=4 if use_descriptor else 2, WINDOW=window > 0, SINKS=sinks is not None, **launch,
     )  # fmt: skip
     if splits > 1:
         _merge_splits_kernel[(num_sequences, num_q_heads)](
-            partial, lse, out, batch.query_starts, batch.context_lens, num_q_heads, head_dim,
-            SPLITS=splits, P=batch.page_size, D=block_d, PDL=pdl, num_warps=2, **launch,
+            partial, lse, out, batch.query_starts, batch.context_lens, num_q_heads, head_dim, window,
+            SPLITS=splits, P=batch.page_size, D=block_d, PDL=pdl, WINDOW=window > 0, num_warps=2, **launch,
         )  # fmt: skip

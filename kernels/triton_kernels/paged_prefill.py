@@ -31,9 +31,9 @@ def _load_rows(kv_ptr, kv_rows, row, head_dim, P: tl.constexpr, D: tl.constexpr,
 @triton.jit
 def _paged_prefill_kernel(
     q_ptr, out_ptr, partial_ptr, lse_ptr, kv_ptr, kv_rows, page_table_ptr, query_starts_ptr, context_lens_ptr,
-    num_sequences, max_pages, longest, num_q_heads, head_dim, group, page_rows, head_rows, kind_rows, qk_scale,
-    SPLITS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
-    DESCRIPTOR: tl.constexpr,
+    sinks_ptr, num_sequences, max_pages, longest, num_q_heads, head_dim, group, page_rows, head_rows, kind_rows,
+    qk_scale, window, SPLITS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, DESCRIPTOR: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequences = tl.arange(0, BLOCK_B)
@@ -62,14 +62,24 @@ def _paged_prefill_kernel(
     accumulator = tl.zeros([BLOCK_M, D], tl.float32)
     highest = tl.full([BLOCK_M], -1e30, tl.float32)  # of the scaled scores
     total_weight = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:  # known when the kernel is compiled, which `split` is not
+        is_first = split == 0
+        sink = tl.load(sinks_ptr + head) * 1.4426950408889634
+        highest = tl.where(is_first, tl.zeros([BLOCK_M], tl.float32) + sink, highest)
+        total_weight = tl.where(is_first, tl.full([BLOCK_M], 1.0, tl.float32), total_weight)
     key_rows = tl.arange(0, P)
     head_row = (head // group) * head_rows
     last = tl.minimum(position + BLOCK_M, context)  # keys [0, last) matter to this tile
     table = page_table_ptr + sequence.to(tl.int64) * max_pages
     num_unmasked = (position + 1) // P  # pages that every query of the tile sees whole
     num_pages = tl.cdiv(last, P)
-    pages_a_split = tl.cdiv(num_pages, SPLITS)
-    first_page, last_page = split * pages_a_split, tl.minimum(split * pages_a_split + pages_a_split, num_pages)
+    start = 0  # first page that any query of the tile sees
+    if WINDOW:
+        start = tl.maximum(position + 1 - window, 0) // P
+        num_unmasked = 0
+    pages_a_split = tl.cdiv(num_pages - start, SPLITS)
+    first_page = start + split * pages_a_split
+    last_page = tl.minimum(first_page + pages_a_split, num_pages)
     for index in range(first_page, tl.minimum(num_unmasked, last_page)):
         row = tl.load(table + index) * page_rows + head_row
         keys = _load_rows(kv_ptr, kv_rows, row, head_dim, P, D, DESCRIPTOR)
@@ -89,6 +99,8 @@ def _paged_prefill_kernel(
         visible = (key_positions[None, :] <= (position + tl.arange(0, BLOCK_M))[:, None]) & (key_positions < context)[
             None, :
         ]
+        if WINDOW:
+            visible = visible & (key_positions[None, :] > (position - window + tl.arange(0, BLOCK_M))[:, None])
         scores = tl.dot(q, keys.T, input_precision="ieee")
         scores = tl.where(visible, scores * qk_scale, -1e30)
         new_highest = tl.maximum(highest, tl.max(scores, 1))
@@ -157,9 +169,20 @@ def num_prefill_splits(num_programs: int, max_context_len: int, page_size: int) 
 
 
 def paged_prefill(
-    q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, scale: float, out: torch.Tensor, longest: int
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    out: torch.Tensor,
+    longest: int,
+    *,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
-    """Write the attention of all sequences with 2 to `longest` new tokens into `out` [T, Hq, D]; other rows stay."""
+    """Write the attention of all sequences with 2 to `longest` new tokens into `out` [T, Hq, D]; other rows stay.
+
+    window, sinks: as in `KernelBackend.paged_attention`.
+    """
     num_tokens, num_q_heads, head_dim = q.shape
     num_sequences = batch.context_lens.shape[0]
     block_d = max(triton.next_power_of_2(head_dim), 16)
@@ -168,7 +191,8 @@ def paged_prefill(
     if q.element_size() == 2 and block_d <= 128:
         block_m = 64 if batch.max_query_len <= 64 else 128
     num_tiles = num_tokens // block_m + num_sequences
-    splits = num_prefill_splits(num_tiles * num_q_heads, batch.max_context_len, batch.page_size)
+    span = batch.max_context_len if not window else min(batch.max_context_len, window + block_m)
+    splits = num_prefill_splits(num_tiles * num_q_heads, span, batch.page_size)
     partial = lse = out
     if splits > 1:
         partial = torch.empty(num_tokens, num_q_heads, splits, head_dim, dtype=torch.float32, device=q.device)
@@ -177,8 +201,9 @@ def paged_prefill(
     descriptor = TensorDescriptor.from_tensor(rows, [batch.page_size, head_dim]) if use_descriptor else None
     group = num_q_heads // kv_layer.shape[1]
     _paged_prefill_kernel[(num_tiles, num_q_heads, splits)](
-        q, out, partial, lse, rows, descriptor, batch.page_table, batch.query_starts, batch.context_lens, num_sequences,
-        batch.page_table.stride(0), longest, num_q_heads, head_dim, group, *row_strides(kv_layer), scale * LOG2_E,
+        q, out, partial, lse, rows, descriptor, batch.page_table, batch.query_starts, batch.context_lens, sinks,
+        num_sequences, batch.page_table.stride(0), longest, num_q_heads, head_dim, group, *row_strides(kv_layer),
+        scale * LOG2_E, window, WINDOW=window > 0, SINKS=sinks is not None,
         SPLITS=splits, BLOCK_B=triton.next_power_of_2(num_sequences), BLOCK_M=block_m, P=batch.page_size, D=block_d,
         DESCRIPTOR=use_descriptor, num_warps=8 if block_m == 128 else 4, num_stages=3 if use_descriptor else 2,
     )  # fmt: skip

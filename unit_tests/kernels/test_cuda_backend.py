@@ -98,6 +98,36 @@ def test_store_and_attention_equal_the_reference(
     assert relative_error(out, expected) < TOLERANCE[dtype]
 
 
+WINDOW_CASES = [(heads, runs, window) for heads in HEADS for runs in RUNS for window in (1, 64, 127, 1000)]
+if not HAS_GPU:
+    WINDOW_CASES = [
+        ((4, 2, 32, 16), [(1, 100), (2, 2), (40, 90), (1, 1)], 20),
+        ((2, 1, 32, 16), [(1, 70), (9, 300)], 64),
+        ((4, 2, 32, 16), [(1, 35), (20, 20)], 0),
+    ]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE if HAS_GPU else [torch.float32], ids=str)
+@pytest.mark.parametrize(("heads", "runs", "window"), WINDOW_CASES, ids=str)
+def test_windows_and_sinks_equal_the_reference(
+    heads: tuple[int, int, int, int], runs: list[tuple[int, int]], window: int, dtype: torch.dtype
+):
+    """Pages below all windows of a sequence hold NaN, and their ids lie out of range."""
+    num_q_heads, num_kv_heads, head_dim, page_size = heads
+    torch.manual_seed(window)
+    batch, num_pages = make_batch(runs, page_size)
+    pool = torch.randn(num_pages, num_kv_heads, 2, 2, page_size, head_dim, device=DEVICE).to(dtype)
+    for (length, context), table in zip(runs, batch.page_table, strict=True):
+        first = max(0, context - length + 1 - window) // page_size if window else 0
+        pool[table[:first].long()] = float("nan")
+        table[:first] = 1 << 30
+    q = torch.randn(sum(length for length, _ in runs), num_q_heads, head_dim, device=DEVICE).to(dtype)
+    for sinks in (None, 3 * torch.randn(num_q_heads, device=DEVICE)):
+        arguments = (q, pool[:, :, 1], batch, head_dim**-0.5, window, sinks)
+        out, expected = (backend.paged_attention(*arguments) for backend in (CudaBackend(), ReferenceBackend()))
+        assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("num_tokens", "width"), [(1, 64), (3, 96), (5, 1000)])
 def test_small_operations_equal_the_reference(num_tokens: int, width: int, dtype: torch.dtype):
