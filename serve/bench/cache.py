@@ -7,6 +7,7 @@ import sys
 from serve.bench.arrivals import Arrival
 from serve.bench.cache_figures import Figures, as_plain_data, format_results, make_figures
 from serve.bench.cache_options import CacheBenchOptions, Setup
+from serve.bench.cache_paired import PAIRED_SIZES, format_rows, run_paired
 from serve.bench.cache_plot import save_cache_plot
 from serve.bench.cache_server import running_server
 from serve.bench.client import CompletionClient
@@ -28,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the benchmark. 0: all requests were answered; 1: some failed. BenchError when it cannot run."""
-    options = resolve_options(CacheBenchOptions, given_values(args, CacheBenchOptions))
+    given = given_values(args, CacheBenchOptions)
+    options = resolve_options(CacheBenchOptions, given)
+    if options.paired:
+        return _run_paired(resolve_options(CacheBenchOptions, given, PAIRED_SIZES))
     results = {setup.value: _run_setup(options, setup) for setup in options.setups}
     print(format_results(results))
     if options.json_file is not None:
@@ -41,6 +45,15 @@ def main(args: argparse.Namespace) -> int:
         except OSError as error:
             raise BenchError(f"--plot {options.plot}: {error.strerror}") from error
     return 1 if any(each.num_failed for figures in results.values() for each in figures) else 0
+
+
+def _run_paired(options: CacheBenchOptions) -> int:
+    rows = run_paired(options)
+    print(format_rows(rows))
+    if options.json_file is not None:
+        shown = options.model_dump(mode="json", by_alias=True)
+        write_json(options.json_file, {"options": shown, "rows": [row.as_data() for row in rows]})
+    return 0
 
 
 def _run_setup(options: CacheBenchOptions, setup: Setup) -> list[Figures]:

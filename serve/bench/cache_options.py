@@ -47,6 +47,12 @@ class CacheBenchOptions(BaseModel):
     )
     serve_flags: str = Field("", description="further flags of varve serve, in one argument")
     vocab_size: int = Field(32000, ge=2, description="prompts are random token ids below this")
+    paired: bool = Field(
+        False,
+        description="measure instead what the CPU cache gains and costs: two servers in turns, with it and without "
+        "(about six minutes; the sizes of working sets and prefixes are its own)",
+    )
+    paired_rounds: int = Field(2, ge=1, description="with --paired: turns of both servers")
     seed: int = Field(0, ge=0, description="makes prompts and their order repeatable")
     start_timeout: float = Field(600.0, gt=0, description="seconds until a server must be ready")
     timeout: float = Field(600.0, gt=0, description="seconds until a request counts as failed")
