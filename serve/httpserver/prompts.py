@@ -10,7 +10,6 @@ import numpy as np
 from serve.httpserver.chat_template import ChatTemplateError
 from serve.httpserver.errors import ApiError, bad_request
 from serve.httpserver.openai_protocol import ChatMessage, ToolDefinition
-from serve.httpserver.request_service import check_prompt_ids
 from serve.httpserver.tokenizer import ServeTokenizer
 
 # Characters, or token ids, that are encoded without a thread: well below a millisecond.
@@ -135,6 +134,12 @@ class PromptEncoder:
         limit = self._max_total_tokens
         message = f"this server's limit is {limit} tokens of prompt and output, the prompt has {found}"
         return bad_request(message, param, "context_length_exceeded")
+
+
+def check_prompt_ids(prompt: np.ndarray, vocab_size: int, param: str) -> None:
+    """Raises a 400 unless every id [num_prompt] is in the vocabulary."""
+    if len(prompt) and int(prompt.max()) >= vocab_size:
+        raise bad_request(f"token id {int(prompt.max())} is not in the vocabulary of {vocab_size}", param)
 
 
 async def _beside_streams(size: int, work: Callable[[], Result]) -> Result:

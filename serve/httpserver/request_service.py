@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from serve.hashing import PageHasher
 from serve.httpserver.errors import ApiError, bad_request, overloaded, unavailable
@@ -312,7 +311,13 @@ class RequestService:
 
     def _advance(self, output: RequestOutput, active: _Active) -> None:
         sequence = active.sequence
-        delta = sequence.advance(output)
+        try:
+            delta = sequence.advance(output)
+        except Exception:  # of one request's text: the streams of all others go on
+            logger.exception("request %s: its tokens cannot be made into text", active.request.spec.request_id)
+            active.request.fail(ApiError(500, "the output cannot be made into text"))
+            self._abort(active.request)
+            return
         if sequence.ended_here:
             self._send(FinishRequest(output.slot, output.generation, sequence.num_tokens))
         if sequence.ending is not None:
@@ -334,9 +339,3 @@ class RequestService:
         is_first = active.sequence.num_tokens == 0
         (self.metrics.first_token if is_first else self.metrics.next_token).observe(elapsed)
         self.metrics.generated_tokens.inc(len(output.token_ids))
-
-
-def check_prompt_ids(prompt: np.ndarray, vocab_size: int, param: str) -> None:
-    """Raises a 400 unless every id [num_prompt] is in the vocabulary."""
-    if len(prompt) and int(prompt.max()) >= vocab_size:
-        raise bad_request(f"token id {int(prompt.max())} is not in the vocabulary of {vocab_size}", param)

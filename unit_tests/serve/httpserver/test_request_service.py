@@ -10,7 +10,7 @@ import pytest
 
 from serve.httpserver.errors import ApiError
 from serve.httpserver.generation import GenerationSpec
-from serve.httpserver.sequence import TextRules
+from serve.httpserver.sequence import Sequence, TextRules
 from serve.ipc.messages import AbortRequest, OutputBatch, RequestOutput, SubmitRequest
 from serve.types import FinishReason, SamplingParams
 
@@ -176,6 +176,26 @@ def test_one_failed_choice_ends_the_request(bench, run):
     response = run(scenario())
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "not finite"
+    bench.check_idle()
+
+
+def test_an_output_that_cannot_be_made_into_text_ends_its_request_only(bench, run, monkeypatch):
+    advance = Sequence.advance
+
+    def fail_on_first(sequence, output):
+        if output.slot == bench.router.seen[0].message.slot:
+            raise ZeroDivisionError("a bug")
+        return advance(sequence, output)
+
+    monkeypatch.setattr(Sequence, "advance", fail_on_first)
+
+    async def scenario():
+        async with bench.client() as client:
+            return await asyncio.gather(*(client.post(URL, json=BODY) for _ in range(2)))
+
+    first, second = run(scenario())
+    assert {first.status_code, second.status_code} == {500, 200}
+    assert len(bench.router.of_type(AbortRequest)) == 1
     bench.check_idle()
 
 
