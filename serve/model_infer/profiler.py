@@ -14,11 +14,11 @@ from kernels.profiling import KernelTimer
 class Phase(Enum):
     """Parts of a step, in their order. The end of each is marked."""
 
-    WAIT = "wait"  # since the step before: mail, and whatever the router took longer than this worker
+    WAIT = "wait"  # since the step before: its answer, mail, and whatever the router took longer than this worker
     PREPARE = "prepare"  # the plan's changes, and the tensors of the step
     FORWARD = "forward"
     SAMPLE = "sample"
-    ANSWER = "answer"
+    ANSWER = "answer"  # what remains
 
 
 @dataclass
@@ -75,7 +75,7 @@ class StepProfiler:
         self._last = now
 
     def end_step(self, num_tokens: int, is_decode: bool) -> None:
-        """The step's answer is made. num_tokens: new tokens of all rows, 0 for a plan without work."""
+        """The step has been launched. num_tokens: new tokens of all rows, 0 for a plan without work."""
         self.mark(Phase.ANSWER)
         kernels = self._timer.take()
         marks, self._marks = self._marks, {}

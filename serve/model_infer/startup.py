@@ -99,6 +99,9 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
 def _device(config: ResolvedConfig, rank: int) -> torch.device:
     if config.device == "cpu":
         return torch.device("cpu")
+    num_devices = torch.cuda.device_count()
+    if rank >= num_devices:
+        raise StartError(f"--tp {config.serve.tp} needs as many GPUs; there are {num_devices}")
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     return device

@@ -122,6 +122,13 @@ def test_a_pool_that_cannot_hold_one_request(tmp_path: Path) -> None:
     assert "lower --max_req_total_len or raise --mem_fraction" in failure_of(context)
 
 
+def test_more_ranks_than_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    context = make_context(model_dir(), tmp_path, tp=2)
+    on_gpus = dataclasses.replace(context, index=1, config=context.config.model_copy(update={"device": "cuda"}))
+    assert failure_of(on_gpus) == "--tp 2 needs as many GPUs; there are 1"
+
+
 def test_a_config_that_is_not_one(tmp_path: Path) -> None:
     context = make_context(model_dir(), tmp_path)
     broken = dataclasses.replace(context, model=context.model | {"config": {"family": 5}})
