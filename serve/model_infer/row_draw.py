@@ -41,14 +41,14 @@ class RowDrawer:
         self._padded = np.zeros(-(-vocab_size // BLOCK) * BLOCK, dtype=np.float32)
         self._weights = self._padded[:vocab_size]
         self._blocks = self._padded.reshape(-1, BLOCK)
-        self._block_ids = FIRST_BLOCK_ID + np.arange(len(self._blocks))
+        self._noise_ids = np.concatenate([FIRST_BLOCK_ID + np.arange(len(self._blocks)), np.arange(BLOCK)])
 
     def draw(self, logits: np.ndarray, maximum: float, rules: DrawRules, key: int) -> int:
         """Token id drawn from logits float32 [V], whose finite maximum is known; key: see `rng.draw_keys`."""
         if not rules.truncates:
             return self._draw_full(logits, maximum, rules.temperature, key)
         ids, weights = self.kept(logits, maximum, rules)
-        return int(ids[choose(weights, key, ids)])
+        return int(ids[choose(weights, exponentials(key, ids))])
 
     def kept(self, logits: np.ndarray, maximum: float, rules: DrawRules) -> tuple[np.ndarray, np.ndarray]:
         """Ids int64 [N] that the rules leave and their weights float64 [N] (probabilities up to a factor)."""
@@ -62,10 +62,13 @@ class RowDrawer:
         return _nucleus(ids, weights, rules.top_p * mass)
 
     def _draw_full(self, logits: np.ndarray, maximum: float, temperature: float, key: int) -> int:
-        """A race of blocks, then one within the block that won: random numbers for some hundred ids, not for all."""
-        block = choose(self._block_sums(logits, maximum, temperature), key, self._block_ids)
-        ids = np.arange(block * BLOCK, (block + 1) * BLOCK)
-        return int(ids[choose(self._blocks[block].astype(np.float64), key, ids)])
+        """A race of blocks, then one within the block that won: random numbers for some hundred ids, not for all.
+
+        The places within a block have the same noise in each: only one of the blocks is looked into.
+        """
+        noise, num_blocks = exponentials(key, self._noise_ids), len(self._blocks)
+        block = choose(self._block_sums(logits, maximum, temperature), noise[:num_blocks])
+        return block * BLOCK + choose(self._blocks[block].astype(np.float64), noise[num_blocks:])
 
     def _block_sums(self, logits: np.ndarray, maximum: float, temperature: float) -> np.ndarray:
         """Fill the weights exp((logit - maximum) / temperature); their sums by block, float64."""
@@ -91,12 +94,12 @@ class RowDrawer:
         return ids, weights, mass
 
 
-def choose(weights: np.ndarray, key: int, ids: np.ndarray) -> int:
-    """Index drawn in proportion to weights float64 [N] >= 0, of which one is positive; ids int64 [N] name the entries.
+def choose(weights: np.ndarray, noise: np.ndarray) -> int:
+    """Index drawn in proportion to weights float64 [N] >= 0, of which one is positive; noise [N]: `rng.exponentials`.
 
     Gumbel-max trick: the largest log(weight) + Gumbel noise, which is the largest weight / exponential noise.
     """
-    return int((weights / exponentials(key, ids)).argmax())
+    return int((weights / noise).argmax())
 
 
 def largest(logits: np.ndarray, count: int) -> np.ndarray:

@@ -36,22 +36,24 @@ class TruncationParams:
         return replace(self, top_k=self.top_k[rows], top_p=self.top_p[rows], min_p=self.min_p[rows])
 
 
-def choose(weights: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Index int64 [R] drawn in proportion to weights float64 [R, N] >= 0; see `row_draw.choose`.
-
-    keys: int64 [R], bits of `rng.draw_keys`; ids: int64 [R, N] or [N].
-    """
-    return (weights / exponentials_batched(keys, ids)).argmax(dim=-1)
+def choose(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Index int64 [R] drawn in proportion to weights float64 [R, N] >= 0; see `row_draw.choose`."""
+    return (weights / noise).argmax(dim=-1)
 
 
 def draw_full(logits: torch.Tensor, maxima: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Token ids int64 [R] from softmax(logits float32 [R, V]); maxima float32 [R] of the rows; keys int64 [R]."""
+    """Token ids int64 [R] from softmax(logits float32 [R, V]); maxima float32 [R] of the rows.
+
+    keys: int64 [R], bits of `rng.draw_keys`. See `RowDrawer` for the race in two steps.
+    """
     blocks = _by_blocks(torch.exp(logits - maxima[:, None]))
-    counting = torch.arange(max(blocks.shape[1:]), device=logits.device)
-    block = choose(blocks.sum(dim=-1).double(), keys, FIRST_BLOCK_ID + counting[: blocks.shape[1]])
+    num_blocks = blocks.shape[1]
+    places = torch.arange(num_blocks + BLOCK, device=logits.device)
+    ids = torch.where(places < num_blocks, places + FIRST_BLOCK_ID, places - num_blocks)
+    noise = exponentials_batched(keys, ids)
+    block = choose(blocks.sum(dim=-1).double(), noise[:, :num_blocks])
     inner = blocks[torch.arange(len(block), device=block.device), block].double()
-    ids = block[:, None] * BLOCK + counting[:BLOCK]
-    return block * BLOCK + choose(inner, keys, ids)
+    return block * BLOCK + choose(inner, noise[:, num_blocks:])
 
 
 def _by_blocks(weights: torch.Tensor) -> torch.Tensor:
@@ -83,7 +85,7 @@ def draw_truncated(
         )
         if width >= vocab_size:
             is_covered.fill_(True)
-        index = choose(weights, keys[rows], ids)
+        index = choose(weights, exponentials_batched(keys[rows], ids))
         token_ids[rows] = ids.gather(1, index[:, None])[:, 0]
         left = rows[~is_covered]
         if not len(left):

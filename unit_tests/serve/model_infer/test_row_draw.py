@@ -142,9 +142,9 @@ def test_masked_tokens_are_never_drawn(rules: DrawRules):
 def test_a_choice_never_has_weight_zero_and_does_not_depend_on_the_order():
     weights, ids = np.array([0.0, 1.0, 0.0, 2.0, 1e-300]), np.array([4, 9, 2, 7, 5])
     for key in range(100):
-        index = choose(weights, key, ids)
+        index = choose(weights, exponentials(key, ids))
         assert weights[index] > 0
-        assert ids[::-1][choose(weights[::-1], key, ids[::-1])] == ids[index]
+        assert ids[::-1][choose(weights[::-1], exponentials(key, ids[::-1]))] == ids[index]
 
 
 @pytest.mark.parametrize("count", [1, 20, 128, 3000])

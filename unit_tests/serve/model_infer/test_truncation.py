@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from serve.model_infer.rng import draw_keys, exponentials
+from serve.model_infer.rng import draw_keys, exponentials, exponentials_batched
 from serve.model_infer.row_draw import DrawRules, RowDrawer
 from serve.model_infer.truncation import TruncationParams, choose, draw_full, draw_truncated, top_candidates
 
@@ -103,7 +103,7 @@ def test_masked_tokens_are_never_drawn():
 
 def test_a_choice_never_has_weight_zero():
     weights = torch.tensor([[0.0, 1.0, 0.0, 2.0, 0.0]], dtype=torch.float64).expand(100, -1)
-    index = choose(weights, on_device(make_keys(100)), torch.arange(5))
+    index = choose(weights, exponentials_batched(on_device(make_keys(100)), torch.arange(5)))
     assert set(index.tolist()) == {1, 3}
 
 
