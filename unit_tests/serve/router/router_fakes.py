@@ -11,6 +11,7 @@ from serve.hashing import PageHasher
 from serve.ipc.messages import (
     AbortRequest,
     FinishRequest,
+    JoinRow,
     Message,
     OutputBatch,
     RequestOutput,
@@ -274,6 +275,8 @@ class Harness:
 
     def to_workers(self, message: Message) -> None:
         assert isinstance(message, StepPlan)
+        for join in message.joins:
+            self.check_hit(join)
         self.plans.append(message)
         for worker in self.workers:
             worker.plans.append(message)
@@ -362,6 +365,19 @@ class Harness:
     def check(self) -> None:
         assert self.ledger.check_integrity() == []
         self.check_in_flight()
+
+    def check_hit(self, join: JoinRow) -> None:
+        """A hit has what every group needs for exactly its length; the workers check that it is the right thing."""
+        length = join.num_cached // PAGE
+        assert join.num_cached == length * PAGE < join.num_known
+        for spec in specs_of(self.groups):
+            first = join.first_places.get(spec.name, 0)
+            if spec.has_checkpoints:
+                assert (spec.name in join.restores) == (length > 0)
+                assert len(join.pages[spec.name]) == 1
+            else:
+                assert first == (0 if spec.is_full else max(0, length - spec.window_pages))
+                assert first + len(join.pages[spec.name]) > length
 
     def check_in_flight(self) -> None:
         """No page of a row that a plan in flight names has been given up."""
