@@ -207,7 +207,7 @@ class Load:
             except httpx.HTTPError:
                 with self._lock:
                     self.num_errors += 1
-                time.sleep(0.1)
+                time.sleep(0.25)
                 continue
             with self._lock:
                 if tokens == self.server.model.text(prompt):

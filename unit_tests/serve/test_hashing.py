@@ -31,7 +31,8 @@ def test_different_fields_have_different_names(first: list[bytes | None], second
 def test_a_root_depends_on_all_that_pages_must_not_share():
     roots = [
         hasher().root(None, None), hasher().root(None, b""), hasher().root(b"", None), hasher().root(None, b"salt"),
-        hasher().root(b"salt", None), hasher(key=OTHER_KEY).root(None, None), hasher(namespace=b"o").root(None, None),
+        hasher().root(b"salt", None), hasher().root(b"other", None), hasher().root(None, b"other"),
+        hasher(key=OTHER_KEY).root(None, None), hasher(namespace=b"o").root(None, None),
     ]  # fmt: skip
     assert len(set(roots)) == len(roots)
 
