@@ -65,7 +65,7 @@ class Planner:
         """Send the next plan, if there is anything to run; True when another call may do more."""
         if self._tiers.must_wait:
             return False
-        if self._batch.needy:
+        if len(self._tiers.loader):
             self._take_pages_of_loads()
         pages_coming = bool(self.departing) or self._tiers.jobs.is_giving_back
         growth = self._pages.growth.total
@@ -73,9 +73,8 @@ class Planner:
         schedule = self._scheduler.schedule(view)
         self._blocked = schedule.blocked
         plan = self._carry_out(schedule, now)
-        gave_way = bool(schedule.stalled) and self._tiers.loader.give_way(behind=None)
         if plan is None:
-            return bool(schedule.preemptions) or gave_way or self._unblock(view, schedule)
+            return bool(schedule.preemptions) or self._unblock(view, schedule)
         send(plan)
         return True
 
@@ -86,9 +85,7 @@ class Planner:
 
     def _take_pages_of_loads(self) -> None:
         """Rows that run come before requests that load."""
-        loader = self._tiers.loader
-        num_rows = len(self._batch.needy)
-        while self._views.is_short(self._ledger.room(), num_rows) and loader.give_way(behind=None):
+        while self._views.lacks_pages(self._ledger.room()) and self._tiers.loader.give_way(behind=None):
             pass
 
     def _unblock(self, view: SchedulerView, schedule: Schedule) -> bool:

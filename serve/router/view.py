@@ -58,7 +58,7 @@ class ViewMaker:
         batch = self._batch
         room = self._ledger.room()
         needs = tuple(PageNeed(row) for row, _ in _by_age(batch.needy)) if batch.needy else ()
-        is_short = not pages_coming and (self.is_short(room, len(needs)) or self._may_stall(room))
+        is_short = not pages_coming and self.lacks_pages(room)
         candidates = self._candidates(now, blocked) if is_admitting and len(self._queue) else ()
         return SchedulerView(
             num_decoding=len(batch.decoding),
@@ -75,13 +75,14 @@ class ViewMaker:
             growing=self._growing,
         )
 
-    def is_short(self, room: Mapping[str, int], num_rows: int) -> bool:
-        """There are not enough pages for so many decoding rows that need one."""
-        return num_rows > 0 and any(room[group] < num_rows for group in self._growing)
-
-    def _may_stall(self, room: Mapping[str, int]) -> bool:
-        """A prefilling row may lack a page of a window."""
-        return bool(self._windows and self._batch.prefilling) and any(room[group] <= 0 for group in self._windows)
+    def lacks_pages(self, room: Mapping[str, int]) -> bool:
+        """Not every decoding row that needs a page can have one, or prefilling rows may stall at a window."""
+        num_rows = len(self._batch.needy)
+        if num_rows and any(room[group] < num_rows for group in self._growing):
+            return True
+        if not self._windows or not self._batch.prefilling:
+            return False
+        return any(room[group] + self._pipeline.num_leaving(group) <= 0 for group in self._windows)
 
     def _with_reserved(self, growth: Mapping[str, int], candidates: tuple[Candidate, ...]) -> Mapping[str, int]:
         """Growth, with what requests that load and stand before the first candidate will ask for."""
