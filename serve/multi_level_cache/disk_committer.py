@@ -1,8 +1,11 @@
 """The one thread that uses the index: takes over what is there, syncs payload and commits its rows, deletes rows.
 
-Events go to `tell`, in the order of the commands. An error fails what it hit and is told; the thread goes on.
+Events go to `tell`, in the order of the commands. An error of the disk fails what it hit and is told; the thread goes
+on. Any other error makes the index unusable: every command that is left fails, and still has its answer.
 """
 
+import contextlib
+import logging
 import queue
 import sqlite3
 import threading
@@ -16,6 +19,8 @@ from serve.multi_level_cache.disk_space import DiskObject
 from serve.multi_level_cache.page_state import TierTicket
 
 MAX_BATCH = 256
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -114,25 +119,42 @@ class DiskCommitter:
         is_last = False
         while not is_last:
             batch, is_last = self._take()
-            if index is None:
-                for command in batch:
-                    self._tell(Committed(command, "there is no index"))
-                continue
+            if index is not None and not self._carry_out_all(index, batch):
+                with contextlib.suppress(sqlite3.Error):
+                    index.close()
+                index = None
+            for command in batch:
+                self._tell(Committed(command, "there is no index"))
+        if index is not None:
+            index.close()
+
+    def _carry_out_all(self, index: DiskIndex, batch: list[Command]) -> bool:
+        """Takes out of the batch what is answered. False: the index is of no use any more."""
+        try:
             while batch:
                 stores = _leading_stores(batch)
                 if stores:
                     self._commit_stores(index, stores)
-                    batch = batch[len(stores) :]
                 else:
-                    self._carry_out(index, batch.pop(0))
-        if index is not None:
-            index.close()
+                    self._carry_out(index, batch[0])
+                del batch[: len(stores) or 1]
+        except Exception as error:  # whoever waits for an answer must have one, and the tier must know
+            self._give_up(error)
+            return False
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        logger.error("disk cache: the thread of the index has failed", exc_info=error)
+        self._tell(IndexUnusable(f"{type(error).__name__}: {error}"))
 
     def _open(self) -> DiskIndex | None:
         try:
             index = self._open_index()
         except (OSError, sqlite3.Error) as error:
             self._tell(IndexUnusable(str(error)))
+            return None
+        except Exception as error:
+            self._give_up(error)
             return None
         if index.was_reset:
             self._tell(IndexReplaced())
