@@ -70,3 +70,17 @@ def test_parts_that_hang_cost_their_own_numbers_only(build, run, run_dir, monkey
     assert "varve_router_up 0.0" in text
     for server in hanging:
         server.close()
+
+
+def test_requests_are_timed_until_their_submission_and_so_are_outputs(bench, run):
+    async def scenario():
+        async with bench.client() as client:
+            body = {"model": "smol", "prompt": "Hi", "max_tokens": 4}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+            assert (await client.post("/v1/completions", json=body | {"prompt": 5})).status_code == 400
+
+    run(scenario())
+    metrics = bench.service.metrics
+    assert sum(metrics.prepare.counts) == 1
+    assert 0 < metrics.prepare.sum < 5
+    assert 0 < metrics.output_seconds.values[()] < 5
