@@ -31,6 +31,7 @@ DISK_PAGES = WORKING_SET // 2
 NUM_STREAMS = 8
 SAMPLE_S = 2.0
 MAX_GROWTH_BYTES = 24 << 20  # of a process, between the second fifth of the time and the last one
+MAX_GROWTH_FILES = 8  # open files of a process
 MAX_ABOVE, MAX_BELOW = 0.05, 0.25  # of the predicted hit rates
 GIB = 2**30
 
@@ -76,6 +77,7 @@ class Soak:
     def __init__(self, server: CacheServer, prompts: list[Tokens], seed: int) -> None:
         self.tally = Tally()
         self.memory: dict[str, list[int]] = defaultdict(list)
+        self.files: dict[str, list[int]] = defaultdict(list)
         self._server = server
         self._prompts = prompts
         self._seed = seed
@@ -93,6 +95,7 @@ class Soak:
             for process in self._server.server.children():
                 role = " ".join(process.cmdline()[-3:-1])
                 self.memory[role].append(process.memory_full_info().uss)
+                self.files[role].append(process.num_fds())
         self._stop.set()
         for thread in threads:
             thread.join()
@@ -124,7 +127,7 @@ class Soak:
 
 
 def growth(samples: list[int]) -> float:
-    """Bytes between the second fifth and the last fifth."""
+    """Between the second fifth and the last fifth."""
     fifth = max(1, len(samples) // 5)
     return statistics.median(samples[-fifth:]) - statistics.median(samples[fifth : 2 * fifth] or samples[:1])
 
@@ -139,6 +142,9 @@ def judge(soak: Soak, is_long: bool) -> list[str]:
     low, high = (each.num_hits / max(1, tally.num_answers) for each in (tally.smallest, tally.largest))
     if not low - MAX_BELOW <= tally.hit_rate <= high + MAX_ABOVE:
         problems.append(f"the hit rate {tally.hit_rate:.2f} is far from the {low:.2f} to {high:.2f} of an LRU")
+    for role, samples in soak.files.items():
+        if growth(samples) > MAX_GROWTH_FILES:
+            problems.append(f"{role} has {growth(samples):.0f} more open files")
     if is_long:
         for role, samples in soak.memory.items():
             if growth(samples) > MAX_GROWTH_BYTES:
