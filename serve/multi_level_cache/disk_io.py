@@ -6,6 +6,7 @@ elsewhere. A transfer goes through the thread's own aligned buffer, where checks
 
 import errno
 import heapq
+import logging
 import mmap
 import os
 import threading
@@ -19,6 +20,8 @@ import numpy as np
 from serve.multi_level_cache.secondary_tier import Bytes
 
 ALIGNMENT = 4096
+
+logger = logging.getLogger(__name__)
 
 
 def aligned(size: int) -> int:
@@ -102,7 +105,10 @@ class IoPool:
             thread.start()
 
     def submit(self, priority: int, run: Callable[[Bytes], None], refuse: Callable[[], None]) -> None:
-        """`run` is called with a thread's buffer, or else `refuse`; neither may raise (they tell their result)."""
+        """`run` is called with a thread's buffer, or else `refuse`, which may not raise: they tell their result.
+
+        Should `run` raise without having told it, which only a mistake makes it do, `refuse` comes after it.
+        """
         with self._condition:
             self._number += 1
             heapq.heappush(self._tasks, _Task(priority, self._number, run, refuse))
@@ -148,6 +154,11 @@ class IoPool:
                     self._condition.wait()
                 task = heapq.heappop(self._tasks)
                 self._started[thread] = self._clock()
-            task.run(buffer)
-            with self._condition:
-                del self._started[thread]
+            try:
+                task.run(buffer)
+            except Exception:  # the thread, and whoever waits for the result, must go on
+                logger.exception("disk cache: a transfer is given up")
+                task.refuse()
+            finally:
+                with self._condition:
+                    del self._started[thread]

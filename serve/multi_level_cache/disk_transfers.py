@@ -4,6 +4,7 @@ A read goes straight into the host's slot where the slot is aligned; objects tha
 one request. What the disk gives is compared with its checksums where it lies, before anybody is told.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from serve.multi_level_cache.secondary_tier import Bytes, Checksums, LoadRequest
 
 LOAD, STORE = 0, 1
 MAX_COALESCED_BYTES = 2 << 20  # larger requests are no faster, and leave other threads without work
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -135,40 +138,32 @@ class DiskTransfers:
     def _read_some(self, buffer: Bytes) -> None:
         """On an I/O thread. As many calls come as there are reads, so that a run leaves some with nothing to do."""
         run = self._reads.take()
-        if len(run) > 1 and self._read_run(run):
-            return
+        is_read = len(run) > 1 and self._read_run(run)
         for read in run:
-            self._read_one(read, buffer)
+            self._tell(self._end(read, buffer, is_read))
 
     def _read_run(self, run: list[Read]) -> bool:
         """By one request; False when it failed, since maybe not all of them have to."""
         try:
             run[0].file.read([read.request.views[0] for read in run], run[0].offset)
-        except OSError:
+        except Exception:  # read one by one, each tells what is wrong
             return False
-        for read in run:
-            self._end(read, read.request.views[0])
         return True
 
-    def _read_one(self, read: Read, buffer: Bytes) -> None:
-        target = read.request.views[0] if read.is_direct else buffer[: read.slot_bytes]
+    def _end(self, read: Read, buffer: Bytes, is_read: bool) -> Moved:
+        """Read what is not read yet, compare, and copy what does not lie in its views. Never raises."""
+        data = read.request.views[0] if read.is_direct else buffer[: read.slot_bytes]
+        outcome, error = TransferOutcome.FAILED, ""
         try:
-            read.file.read([target], read.offset)
-        except OSError as error:
-            outcome = TransferOutcome.FAILED
-            self._tell(Moved(read.request.ticket, read.target, outcome, is_load=True, error=str(error)))
-            return
-        self._end(read, target)
-
-    def _end(self, read: Read, data: Bytes) -> None:
-        """Compare, then copy into the views what does not lie in them already."""
-        request, outcome = read.request, TransferOutcome.CORRUPT
-        if _matches(request.form, request.key, data, read.target.checksums):
-            outcome, start = TransferOutcome.DONE, 0
-            for view in request.views if data is not request.views[0] else ():
-                view[:] = data[start : start + len(view)]
-                start += len(view)
-        self._tell(Moved(request.ticket, read.target, outcome, is_load=True))
+            if not is_read:
+                read.file.read([data], read.offset)
+            outcome = _take_in(read, data)
+        except OSError as caught:
+            error = str(caught)
+        except Exception as caught:  # each read of a run has its own answer
+            logger.exception("disk cache: a read is given up")
+            error = f"{type(caught).__name__}: {caught}"
+        return Moved(read.request.ticket, read.target, outcome, is_load=True, error=error)
 
     # --- threads ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +183,17 @@ class DiskTransfers:
     def close(self, timeout_s: float) -> bool:
         """Carry out what is queued, then end the threads; False when one is still busy after `timeout_s`."""
         return self._pool.close(timeout_s)
+
+
+def _take_in(read: Read, data: Bytes) -> TransferOutcome:
+    """Compare, then copy into the views what does not lie in them already."""
+    request, start = read.request, 0
+    if not _matches(request.form, request.key, data, read.target.checksums):
+        return TransferOutcome.CORRUPT
+    for view in request.views if data is not request.views[0] else ():
+        view[:] = data[start : start + len(view)]
+        start += len(view)
+    return TransferOutcome.DONE
 
 
 def _matches(form: ObjectFormat, key: PageKey, data: Bytes, checksums: Checksums) -> bool:

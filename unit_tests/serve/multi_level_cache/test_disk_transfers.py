@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serve.multi_level_cache import disk_transfers
 from serve.multi_level_cache.disk_io import SegmentFile
 from serve.multi_level_cache.disk_space import DiskObject
 from serve.multi_level_cache.disk_transfers import Read, ReadQueue
@@ -76,4 +77,24 @@ def test_a_chain_is_read_by_few_requests(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(requests) == (1 if bad is None else 9)
     monkeypatch.undo()
     assert disk.is_good("s", STATE)
+    disk.tier.close(10)
+
+
+def test_a_transfer_that_fails_by_a_mistake_has_its_one_answer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def mistake(*arguments: object) -> bool:
+        raise ValueError("a bug")
+
+    disk = Disk(tmp_path, num_threads=1)
+    disk.store(*range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_transfers, "_matches", mistake)
+        assert disk.store("new") == [TransferOutcome.REFUSED]
+        memory = aligned_views(2)
+        for name in range(2):
+            key = PageKey(page_name(name), "full")
+            disk.tier.submit_load(LoadRequest(TierTicket("t", 100 + name), key, FULL, [memory[name]]))
+        disk.tier._transfers.close(60)
+        assert [result.outcome for result in disk.tier.poll_finished()] == [TransferOutcome.FAILED] * 2
+    assert disk.tier.statistics()["in_flight"] == 0
+    assert disk.tier.check_integrity() == []
     disk.tier.close(10)
