@@ -1,6 +1,5 @@
 """Questions to the cache manager. Whatever happens to it, a question costs at most its deadline."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,11 +9,14 @@ from serve.router.request import Request
 
 @dataclass(frozen=True)
 class ProbePolicy:
-    """deadline_s: an answer later than this is a miss. After `max_silence` misses in a row one probe each `retry_s`."""
+    """deadline_s: an answer later than this is a miss. After `max_silence` misses in a row one probe each `retry_s`.
+
+    A manager that only stalls is asked again soon; one that hangs costs one request in `retry_s` its deadline.
+    """
 
     deadline_s: float = 0.05
     max_silence: int = 3
-    retry_s: float = 5.0
+    retry_s: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class CacheClient:
         self._policy = policy
         self._next_id = 0
         self._silence = 0
+        self._is_down = False
         self._quiet_until = 0.0
         self._closed_until = 0.0
         self._pending: dict[int, _Pending] = {}  # in order of deadline
@@ -76,11 +79,11 @@ class CacheClient:
         self._closed_until = deadline
 
     def _is_open(self, now: float) -> bool:
-        return now >= self._quiet_until and now >= self._closed_until
+        return not self._is_down and now >= self._quiet_until and now >= self._closed_until
 
     def take(self, reply: ProbeReply) -> Request | None:
         """Whose probe this answers; None when it comes too late."""
-        self.manager_up()
+        self.heard()
         pending = self._pending.pop(reply.probe_id, None)
         return pending.request if pending is not None else None
 
@@ -101,7 +104,7 @@ class CacheClient:
 
     def manager_down(self) -> list[Request]:
         """The manager has gone: its probes are misses, and nothing is asked until `manager_up`."""
-        self._quiet_until = math.inf
+        self._is_down = True
         return self.drop_all()
 
     def drop_all(self) -> list[Request]:
@@ -111,7 +114,12 @@ class CacheClient:
         return missed
 
     def manager_up(self) -> None:
-        """A manager answers."""
+        """There is a manager again."""
+        self._is_down = False
+        self.heard()
+
+    def heard(self) -> None:
+        """A reply has come. It may be the last of a manager that has gone since: that one stays down."""
         self._silence = 0
         self._quiet_until = 0.0
 

@@ -109,7 +109,7 @@ class Loader:
 
     def take_reply(self, reply: AcquireReply, now: float) -> None:
         """The manager's answer. One that nobody waits for any more is given back."""
-        self._cache.manager_up()
+        self._cache.heard()
         load = self._by_job.get(reply.job)
         if load is None or load.phase is not LoadPhase.ACQUIRING:
             if reply.outcome is AcquireOutcome.GRANTED and reply.job not in self._jobs:

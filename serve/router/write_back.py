@@ -179,7 +179,7 @@ class WriteBack:
 
     def take_reply(self, reply: ClaimReply, now: float) -> None:
         """Slots have come, or not. Slots that nobody waits for any more are given back."""
-        self._cache.manager_up()
+        self._cache.heard()
         claimed = self._claims.pop(reply.job, None)
         if claimed is None:
             if reply.granted and reply.job not in self._jobs:

@@ -1,8 +1,18 @@
 """A question to the cache manager costs at most its deadline."""
 
-from serve.ipc.messages import CacheDown, CacheUp, PageRange, Probe, ProbeReply, Release
+from serve.ipc.messages import (
+    Acquire,
+    AcquireReply,
+    CacheDown,
+    CacheUp,
+    ClaimReply,
+    PageRange,
+    Probe,
+    ProbeReply,
+    Release,
+)
 from serve.router.cache_client import CacheClient, ProbePolicy
-from serve.types import RequestStatus
+from serve.types import AcquireOutcome, JobId, RequestStatus
 from unit_tests.serve.router.router_fakes import Harness, prompt_of
 from unit_tests.serve.router.test_request import make_request
 
@@ -51,6 +61,19 @@ def test_a_manager_that_is_away_costs_nothing_after_a_few_misses():
     client.take(ProbeReply(3, {}, {}))
     assert client.ask(make_request(), 1, 7.1)
     assert client.ask(make_request(), 1, 7.2)
+
+
+def test_a_short_stall_of_the_manager_costs_a_second_of_hits_at_most():
+    manager = _Manager()
+    client = CacheClient(manager.send, ProbePolicy())
+    for _ in range(ProbePolicy().max_silence + 1):
+        assert client.ask(make_request(), 1, 0.0)
+    assert client.pop_expired(0.1)
+    assert client.ask(make_request(), 1, 0.2)  # one more, then quiet
+    assert not client.ask(make_request(), 1, 0.3)
+    assert client.ask(make_request(), 1, 1.0)
+    client.take(ProbeReply(len(manager.probes) - 1, {}, {}))
+    assert client.request(Acquire(JobId(1, 1), 0, 1, [], 1, 1.0), 1.0)
 
 
 def test_no_manager_no_pages_or_a_full_mailbox_are_misses_at_once():
@@ -118,6 +141,17 @@ def test_the_managers_death_is_a_miss_for_all_and_silence_until_the_next():
     harness.router.turn([CacheUp(1)])
     harness.submit(prompt_of(40, 2))
     assert isinstance(harness.probes[1], Probe)
+
+
+def test_what_the_dead_manager_had_still_sent_opens_nothing():
+    harness = Harness().with_cache()
+    stale = [ProbeReply(0, {}, {}), AcquireReply(JobId(1, 1), AcquireOutcome.STALE), ClaimReply(JobId(1, 2), [])]
+    harness.router.turn([CacheDown(), *stale])
+    harness.submit(prompt_of(40))
+    assert not [probe for probe in harness.probes if isinstance(probe, Probe)]
+    harness.router.turn([CacheUp(1)])
+    harness.submit(prompt_of(40, 1))
+    assert isinstance(harness.probes[-1], Probe)
 
 
 def test_prompt_logprobs_skip_the_lookup():
