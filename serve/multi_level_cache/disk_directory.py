@@ -56,17 +56,19 @@ def load_or_create_key(directory: Path) -> bytes:
 
 
 def _write_key(path: Path) -> None:
-    """Complete or not at all: written aside, synced, then linked; whoever is first wins."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    """Complete or not at all: written aside, synced, then renamed, while the lock keeps other servers away.
+
+    A link would do without the lock, but many file systems have none (exFAT, SMB, FUSE).
+    """
+    lock = DirectoryLock(path.parent)
+    aside = path.with_name(f"{path.name}.new")
     try:
-        os.write(fd, secrets.token_bytes(KEY_BYTES))
-        os.fsync(fd)
+        if not path.exists():
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(KEY_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            aside.rename(path)
     finally:
-        os.close(fd)
-    try:
-        os.link(aside, path)
-    except FileExistsError:
-        pass
-    finally:
-        aside.unlink()
+        aside.unlink(missing_ok=True)
+        lock.release()
