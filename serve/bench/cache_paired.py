@@ -39,6 +39,8 @@ MAX_HOST_SHARE = 1 / 20  # of the first token's time when it is recomputed
 PREFIX_LEN = 3000
 S6_LIMIT_MS = 110.0
 _SETTLE_S = 30.0
+_MAX_ROUNDS = 1000
+PREFIX, S6 = "prefix", "S6"
 
 
 @dataclass
@@ -83,7 +85,7 @@ def _workloads(options: CacheBenchOptions, servers: Mapping[Setup, BenchServer])
         for number in range(options.paired_rounds * (NO_HITS_ROUNDS if name == NO_HITS else 1)):
             order = (OFF, ON) if number % 2 == 0 else (ON, OFF)
             for setup in order:
-                run = _bench(options, servers[setup], values, number)
+                run = _bench(options, servers[setup], name, values, number)
                 seconds = sum(run.medians(each)["duration_s"] for each in run.passes)
                 (row.off if setup is OFF else row.on).append(seconds)
         rows.append(_told(row))
@@ -96,7 +98,7 @@ def _prefix(options: CacheBenchOptions, server: BenchServer) -> Row:
     values = {"num_requests": 1, "input_len": PREFIX_LEN, "output_len": 1}
     for number in range(options.paired_rounds):
         for figures in (row.off, row.on):
-            run = _bench(options, server, values, number)
+            run = _bench(options, server, PREFIX, values, number)
             figures.append(run.medians("pass 1")["ttft_ms"]["p50"])
             _empty_device(server)
     return _told(row)
@@ -105,17 +107,20 @@ def _prefix(options: CacheBenchOptions, server: BenchServer) -> Row:
 def _s6(options: CacheBenchOptions, server: BenchServer) -> Row:
     """The second pass over more prompts than the device holds."""
     row = Row("S6, first token of the second pass", "ms", S6_LIMIT_MS)
-    run = _bench(options, server, PRESETS["S6"], 0)
+    run = _bench(options, server, S6, PRESETS[S6], 0)
     row.on.append(run.medians("pass 2")["ttft_ms"]["p50"])
     return _told(row)
 
 
-def _bench(options: CacheBenchOptions, server: BenchServer, values: Mapping[str, object], number: int) -> BenchRun:
-    """One run with prompts of its own; the same on both servers."""
+def _bench(
+    options: CacheBenchOptions, server: BenchServer, figure: str, values: Mapping[str, object], number: int
+) -> BenchRun:
+    """One run with prompts that no other figure and no other round has; the same on both servers."""
+    figures = (*WORKLOADS, PREFIX, S6)
     own = {
         "base_url": server.base_url,
         "repeat": 1,
-        "seed": options.seed * 1000 + number,
+        "seed": (options.seed * _MAX_ROUNDS + number) * len(figures) + figures.index(figure),
         "num_warmups": 1 if number == 0 else 0,
         "vocab_size": options.vocab_size,
         "timeout": options.timeout,

@@ -12,7 +12,16 @@ import pytest
 from serve import cli
 from serve.bench import cache_paired
 from serve.bench.cache_options import CacheBenchOptions, Setup
-from serve.bench.cache_paired import MAX_HOST_SHARE, NO_HITS, NO_HITS_ROUNDS, WORKLOADS, Row, format_rows, run_paired
+from serve.bench.cache_paired import (
+    MAX_HOST_SHARE,
+    NO_HITS,
+    NO_HITS_ROUNDS,
+    PREFIX_LEN,
+    WORKLOADS,
+    Row,
+    format_rows,
+    run_paired,
+)
 from serve.bench.flags import resolve_options
 from serve.bench.options import ServeBenchOptions
 
@@ -57,8 +66,18 @@ def test_both_servers_get_the_same_prompts_in_turns(servers: Servers):
     rows = run_paired(resolve_options(CacheBenchOptions, {"paired_rounds": 2}))
     assert [row.name.partition(",")[0] for row in rows] == [*WORKLOADS, "3000-token prefix", "S6"]
     turns = [(url, options.seed) for url, options in servers.asked[: 4 * NO_HITS_ROUNDS]]
-    assert turns[:4] == [("http://device", 0), ("http://host", 0), ("http://host", 1), ("http://device", 1)]
+    first, second = turns[0][1], turns[2][1]
+    assert turns[:4] == [
+        ("http://device", first),
+        ("http://host", first),
+        ("http://host", second),
+        ("http://device", second),
+    ]
     assert len(set(turns)) == len(turns)
+    of_host = [
+        options for url, options in servers.asked if url.endswith("host") and options.input_len.low != PREFIX_LEN
+    ]
+    assert len({options.seed for options in of_host}) == len(of_host), "no prompt is another one's beginning"
     ratios: Mapping[str, float | None] = {row.name: row.ratio for row in rows}
     assert ratios[f"{NO_HITS}, duration"] == pytest.approx(SLOWER)
     assert ratios["3000-token prefix, first token"] == pytest.approx(50 / 2000)
