@@ -53,6 +53,7 @@ class RouterMachine(RuleBasedStateMachine):
                 "max_loading_fraction": st.sampled_from([0.1, 0.5, 1.0]),
                 "groups": st.sampled_from(GROUPS),
                 "checkpoint_interval": st.sampled_from([1, 2 * PAGE, 2048]),
+                "pool_sizes": st.sampled_from([None, {"window": 4, "state": 4, "tail": 4}, {"window": 7, "state": 9}]),
             }
         ),
     )
