@@ -15,6 +15,7 @@ QUIET_S = 30.0
 MANAGER_FLUSH_S = 20.0
 LEAVE_TIMEOUT_S = 30.0
 _POLL_S = 0.02
+ENGINE_DOWN = "the engine is down"
 
 
 class CacheOperationError(Exception):
@@ -80,6 +81,8 @@ def flush(ask: Ask, salt: str | None = None, clock: Callable[[], float] = time.m
     """
     root: dict[str, Any] = {} if salt is None else {"root": _root(ask, salt)}
     device = _must(lambda: ask(ROUTER, "flush", quiet_s=QUIET_S, **root))
+    if device is None:
+        raise CacheOperationError(ENGINE_DOWN)
     try:
         lower = _must(lambda: ask(CACHE, "flush", MANAGER_FLUSH_S, **root), "only the device was flushed")
     finally:
@@ -110,7 +113,7 @@ def _open_tiers(ask: Ask) -> None:
 def _root(ask: Ask, salt: str) -> str:
     root = _must(lambda: ask(ROUTER, "root", salt=salt))
     if root is None:
-        raise CacheOperationError("the engine is down")
+        raise CacheOperationError(ENGINE_DOWN)
     return str(root)
 
 

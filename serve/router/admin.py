@@ -90,13 +90,16 @@ class RouterAdmin:
                     problems.append(f"group {name}: {group.num_used} pages are used although nothing runs")
         return {"problems": problems}
 
-    def flush(self, quiet_s: float = 0.0, root: str | None = None) -> dict[str, int]:
+    def flush(self, quiet_s: float = 0.0, root: str | None = None) -> dict[str, int] | None:
         """Drop all cached pages of the device, or those under a root (hex); those in use go when their requests end.
 
         quiet_s: for so long nothing is loaded from, or stored into, the tiers below. To flush all tiers, call this with
         a time that covers it, then `flush` of the cache manager, then `open_tiers`: no page of before is hit after.
+        None while no engine is up: nothing was done.
         """
         report = self._router.flush(min(quiet_s, MAX_QUIET_S), bytes.fromhex(root) if root is not None else None)
+        if report is None:
+            return None
         return {"num_dropped": report.num_dropped, "num_referenced": report.num_referenced}
 
     def open_tiers(self) -> dict[str, Any]:

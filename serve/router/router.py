@@ -127,13 +127,14 @@ class Router:
         for request in self.requests.values():
             self._living.end(request, FinishReason.ABORT)
 
-    def flush(self, quiet_s: float = 0.0, root: bytes | None = None) -> FlushReport:
+    def flush(self, quiet_s: float = 0.0, root: bytes | None = None) -> FlushReport | None:
         """Drop every cached page of the device, and ask nothing of the tiers below for `quiet_s` seconds.
 
         No page of before is hit from now on; requests that run finish with theirs. root: of pages under it only.
+        None, and nothing is promised, while no engine is up: one that comes up meanwhile may ask the tiers.
         """
         if self.engine is None:
-            return FlushReport(0, 0)
+            return None
         for request in [each for each in self.requests.values() if root is None or each.root == root]:
             request.found = None
             self.engine.planner.flush(request)

@@ -76,6 +76,10 @@ def test_a_flush_that_is_cut_short_says_how_far_it_came() -> None:
         cache_operations.flush(Processes(cache_leaving=GONE, router_open_tiers=GONE))
     with pytest.raises(CacheOperationError, match="the engine is down"):
         cache_operations.flush(Processes(router_root=None), "tenant")
+    processes = Processes(router_flush=None)
+    with pytest.raises(CacheOperationError, match="the engine is down"):
+        cache_operations.flush(processes)
+    assert len(processes.calls) == 1, "a router that comes up may be loading pages by now"
 
 
 def test_objects_that_stay_on_disk_are_told() -> None:
