@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from serve.multi_level_cache.page_state import PageObject
 
+MIN_CLEANED = 64  # entries; fewer are not worth a pass over them
+
 
 class PageNode:
     """A page name with the objects that the host has of it, linked to its parent by name.
@@ -36,17 +38,22 @@ class PageNode:
 
 @dataclass(frozen=True)
 class EvictionView:
-    """What the queue asks the directory. find: node by name; num_children: resident pages that continue a name."""
+    """What the queue asks the directory. find: node by name; num_children: resident pages that continue a name.
+
+    num_nodes: all that are resident.
+    """
 
     find: Callable[[bytes], PageNode | None]
     num_children: Callable[[bytes], int]
     is_idle: Callable[[PageNode], bool]
+    num_nodes: Callable[[], int]
 
 
 class LeafQueue:
     """Nodes that were seen evictable, oldest first. Entries are checked when they are taken, not when things change.
 
-    Each queued node has one entry; one that was used since goes back with its new tick.
+    Each queued node has one entry; one that was used since goes back with its new tick. Nodes that left in another way
+    than by eviction are thrown out when they are more than those that are resident.
     """
 
     def __init__(self, view: EvictionView) -> None:
@@ -60,6 +67,15 @@ class LeafQueue:
             node.queued = True
             self._sequence += 1
             heapq.heappush(self._heap, (node.last_use, self._sequence, node))
+            if len(self._heap) > MIN_CLEANED and len(self._heap) > 2 * self._view.num_nodes():
+                self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        self._heap = [entry for entry in self._heap if self._view.find(entry[2].name) is entry[2]]
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def plan_victims(self, num_slots: int, protect: Container[bytes]) -> list[PageNode] | None:
         """Nodes to evict, children before parents, that free at least `num_slots`; None when there are not enough."""

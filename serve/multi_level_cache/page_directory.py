@@ -44,7 +44,9 @@ class PageDirectory:
         self._tick = 0
         self._slots_filling = 0
         self._slots_pinned = 0
-        self._leaves = LeafQueue(EvictionView(self._nodes.get, self._num_children.__getitem__, self._is_idle))
+        self._leaves = LeafQueue(
+            EvictionView(self._nodes.get, self._num_children.__getitem__, self._is_idle, self._nodes.__len__)
+        )
 
     # --- what is there ---------------------------------------------------------------------------------------------
 

@@ -85,6 +85,20 @@ def test_evictions_are_counted_by_age():
     assert sum(data["eviction_ages"]["counts"]) == 2
 
 
+def test_pages_that_were_flushed_leave_the_queue_of_leaves():
+    bench = Bench(200)
+    leaves = bench.host.directory._leaves
+    for turn in range(20):
+        for index in range(50):
+            bench.store(request((turn, index), "a"))
+        assert len(leaves) <= 2 * 50 + 1
+        bench.manager.flush()
+    for index in range(300):
+        bench.store(request(index, "a"))
+    assert [bench.present(request(index, "a")) for index in (99, 100, 299)] == [[False], [True], [True]]
+    bench.assert_idle()
+
+
 def lru_hits(sequence: list[int], size: int) -> int:
     """Hits of a textbook LRU."""
     cache: OrderedDict[int, None] = OrderedDict()
