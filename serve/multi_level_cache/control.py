@@ -1,5 +1,6 @@
 """What the control plane may ask of the cache manager: name -> function of keyword arguments giving plain data."""
 
+import heapq
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -80,13 +81,13 @@ def _objects_by_state(manager: CacheManager) -> dict[str, Any]:
     durability: Counter[str] = Counter()
     used: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
-    for page in manager.host.directory.pages():
-        content[page.content.value] += 1
-        if page.content is PageContent.READY:
-            form = formats[page.key.group]
-            durability[page.durability.value] += 1
-            used[form.group] += form.object_bytes
-            tokens[form.group] += form.page_tokens
+    for state, count in manager.host.directory.count_objects().items():
+        content[state.content.value] += count
+        if state.content is PageContent.READY:
+            form = formats[state.group]
+            durability[state.durability.value] += count
+            used[form.group] += count * form.object_bytes
+            tokens[form.group] += count * form.page_tokens
     counters = {"content": content, "durability": durability, "bytes": used, "tokens": tokens}
     return {name: dict(counter) for name, counter in counters.items()}
 
@@ -94,10 +95,10 @@ def _objects_by_state(manager: CacheManager) -> dict[str, Any]:
 def list_pages(manager: CacheManager, limit: int = 100, root: str | None = None) -> list[dict[str, Any]]:
     """Page names of the host, most recently used first, under one root (hex) where given."""
     wanted = _root(root)
-    nodes = [node for node in manager.host.directory.nodes() if wanted is None or node.root == wanted]
-    nodes.sort(key=lambda node: node.last_use, reverse=True)
+    nodes = (node for node in manager.host.directory.nodes() if wanted is None or node.root == wanted)
+    newest = heapq.nlargest(max(0, min(limit, MAX_LISTED)), nodes, key=lambda node: node.last_use)
     now = manager.host.clock()
-    return [_describe(node, now) for node in nodes[: max(0, min(limit, MAX_LISTED))]]
+    return [_describe(node, now) for node in newest]
 
 
 def _describe(node: PageNode, now: float) -> dict[str, Any]:

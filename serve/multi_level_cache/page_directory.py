@@ -6,13 +6,21 @@ bytes never become EMPTY); who may claim or pin how much is decided by its calle
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from serve.multi_level_cache.eviction import EvictionView, LeafQueue, PageNode
 from serve.multi_level_cache.page_state import DropReason, Holder, PageKey, PageObject
 from serve.multi_level_cache.slot_pool import SlotPool
 from serve.multi_level_cache.statistics import CacheStatistics
 from serve.types import Durability, PageContent
+
+
+class ObjectState(NamedTuple):
+    """What objects are counted by."""
+
+    group: str
+    content: PageContent
+    durability: Durability
 
 
 class SlotHeaders(Protocol):
@@ -44,6 +52,7 @@ class PageDirectory:
         self._tick = 0
         self._slots_filling = 0
         self._slots_pinned = 0
+        self._num_objects: Counter[ObjectState] = Counter()
         self._leaves = LeafQueue(
             EvictionView(self._nodes.get, self._num_children.__getitem__, self._is_idle, self._nodes.__len__)
         )
@@ -72,6 +81,10 @@ class PageDirectory:
     def num_pages(self) -> int:
         """Page names with at least one object."""
         return len(self._nodes)
+
+    def count_objects(self) -> dict[ObjectState, int]:
+        """How many objects are in each state, those about to be dropped included; costs no pass over them."""
+        return dict(+self._num_objects)
 
     @property
     def slots_filling(self) -> int:
@@ -128,6 +141,7 @@ class PageDirectory:
         page = PageObject(key, slots, self._headers.assign(slots, key.name), now)
         page.move_content(PageContent.FILLING, now)
         node.objects[key.group] = page
+        self._num_objects[_state(page)] += 1
         self._slots_filling += num_slots
         return page
 
@@ -136,9 +150,11 @@ class PageDirectory:
         if page.doomed is not None:
             self.abandon(page, page.doomed)
             return False
+        self._num_objects[_state(page)] -= 1
         page.move_content(PageContent.READY, self._clock())
         if durability is not Durability.VOLATILE:
             page.move_durability(durability, self._clock())
+        self._num_objects[_state(page)] += 1
         self._slots_filling -= len(page.slots)
         self._offer(page)
         return True
@@ -169,7 +185,10 @@ class PageDirectory:
 
     def set_durability(self, page: PageObject, to: Durability) -> None:
         """Tell how far a READY page has got on its way to a lower tier."""
+        before = _state(page)
         page.move_durability(to, self._clock())
+        self._num_objects[before] -= 1
+        self._num_objects[_state(page)] += 1
 
     def drop(self, page: PageObject, reason: DropReason) -> None:
         """Nobody finds the page from now on; EMPTY at once, or when its pins or its filling end."""
@@ -183,7 +202,9 @@ class PageDirectory:
         self._unlink(page)
 
     def _release(self, page: PageObject, reason: DropReason) -> None:
+        before = _state(page)
         page.move_content(PageContent.EMPTY, self._clock())
+        self._num_objects[before] -= 1
         self._stats.count_drop(reason)
         if page in self._doomed:
             self._doomed.discard(page)
@@ -239,6 +260,8 @@ class PageDirectory:
             problems.append(
                 f"counts {self._slots_filling}, {self._slots_pinned} but {filling} filling, {pinned} pinned"
             )
+        if Counter(map(_state, pages)) != +self._num_objects:
+            problems.append("counts of objects by state differ from the objects")
         problems += [
             f"page {page.key.name.hex()} of {page.key.group}: generations differ from the header"
             for page in pages
@@ -249,3 +272,7 @@ class PageDirectory:
         if not all(node.objects for node in self._nodes.values()):
             problems.append("a page name without objects")
         return problems
+
+
+def _state(page: PageObject) -> ObjectState:
+    return ObjectState(page.key.group, page.content, page.durability)
