@@ -10,6 +10,7 @@ Pure Python: the launcher, the router and the cache manager import this, and non
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ __all__ = [
     "StateLayout",
     "derive_layout",
     "group_heads",
+    "group_states",
     "namespace",
     "page_multiple",
     "rank_extents",
@@ -94,6 +96,11 @@ def derive_layout(config: "ModelConfig", page_size: int, dtype: str) -> StateLay
     multiple = page_multiple(config)
     if page_size % multiple:
         raise ValueError(f"page size {page_size} is no multiple of {multiple}, as this model's states need")
+    return group_states(kept, page_size)
+
+
+def group_states(kept: Sequence[tuple[int, LayerState]], page_size: int) -> StateLayout:
+    """The groups of these (layer, what it keeps). Raises ValueError where layers disagree on what a group holds."""
     names = dict.fromkeys(state.group.name for _, state in kept)
     groups = [_group(page_size, [entry for entry in kept if entry[1].group.name == name]) for name in names]
     order = list(StateKind)
