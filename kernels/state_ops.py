@@ -49,13 +49,14 @@ class StateOps:
         states: tuple[torch.Tensor, ...],
         state_pages: torch.Tensor,
         batch: "AttentionBatch",
+        has_silu: bool = True,
     ) -> torch.Tensor:
-        """silu of a depthwise causal convolution; x [T, C], weight [C, K] -> [T, C].
+        """A depthwise causal convolution, or silu of it; x [T, C], weight [C, K] -> [T, C].
 
         states: leaves [pages, heads, C_i, K - 1] whose channels in order are the C of x: each sequence's last inputs,
         oldest first; read and then written at state_pages int64 [B].
         """
-        return conv.causal_conv(x, weight, states, state_pages, batch)
+        return conv.causal_conv(x, weight, states, state_pages, batch, has_silu)
 
     def gated_delta_rule(
         self,

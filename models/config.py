@@ -151,7 +151,7 @@ class ModelConfig:
     FULL. window: keys that a query of a layer with a window sees, its own among them (0 without such layers);
     window_rope: their rotation where it is another one. query_scale: factor on query times key; None means head_dim **
     -0.5. norm_offset: is added to the norm weights of the checkpoint.
-    embedding_scale: factor on embeddings.
+    embedding_scale: factor on embeddings. conv_kernel: taps of short convolutions.
     """
 
     architecture: str
@@ -177,6 +177,7 @@ class ModelConfig:
     query_scale: float | None = None
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
+    conv_kernel: int = 0
     mla: MlaConfig | None = None
     linear_attention: LinearAttentionConfig | None = None
     compression: CompressionConfig | None = None

@@ -93,6 +93,12 @@ def _linear(config: "ModelConfig", dtype: str) -> list[LayerState]:
     ]
 
 
+def _short_conv(config: "ModelConfig", dtype: str) -> list[LayerState]:
+    """The last inputs of a convolution, in as many parts as there are query heads: they can go to as many ranks."""
+    channels = config.hidden_size // config.num_q_heads
+    return [LayerState(RECURRENT, "conv", (channels, config.conv_kernel - 1), dtype, config.num_q_heads)]
+
+
 def _shared_window(config: "ModelConfig", dtype: str) -> list[LayerState]:
     """One vector a token that is key and value of all heads, of the tokens that the window reaches."""
     return [LayerState(window_rule(config.window), "kv", (config.head_dim,), dtype)]
@@ -132,6 +138,7 @@ _STATES: dict[LayerType, Callable[["ModelConfig", str], list[LayerState]]] = {
     LayerType.WINDOW: _window,
     LayerType.LATENT: _latent,
     LayerType.LINEAR: _linear,
+    LayerType.SHORT_CONV: _short_conv,
     LayerType.SHARED_WINDOW: _shared_window,
     LayerType.COMPRESSED: _compressed,
     LayerType.HEAVILY_COMPRESSED: _heavily_compressed,

@@ -9,6 +9,7 @@ _FAMILIES = {
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "DeepseekV4ForCausalLM": "deepseek_v4",
+    "Lfm2ForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "Gemma3ForCausalLM": "gemma3",

@@ -15,6 +15,7 @@ def causal_conv(
     states: tuple[torch.Tensor, ...],
     state_pages: torch.Tensor,
     batch: "AttentionBatch",
+    has_silu: bool = True,
 ) -> torch.Tensor:
     """See `kernels.state_ops.StateOps.causal_conv`. All sequences at once, whatever their lengths.
 
@@ -38,7 +39,7 @@ def causal_conv(
     ends = batch.query_starts[1:].long() + (order + 1) * past
     latest = runs[ends[:, None] - past + columns].transpose(1, 2)  # [B, C, K - 1]
     _store(states, state_pages, latest)
-    return F.silu(out).to(x.dtype)
+    return (F.silu(out) if has_silu else out).to(x.dtype)
 
 
 def _store(states: tuple[torch.Tensor, ...], state_pages: torch.Tensor, latest: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import torch
 from kernels.interface import KernelBackend
 from models.config import ModelConfig
 from models.forward import ForwardBatch
+from models.layers.attention import Attention
 from models.layers.decoder import FeedForward
 from models.layers.layer_views import LayerLeaves, LayerViews
 from models.parallel import TensorParallel
@@ -19,6 +20,18 @@ class Mixer(Protocol):
 
     def forward(self, x: torch.Tensor, leaves: LayerLeaves, batch: ForwardBatch) -> None:
         """Add to x [T, H] in place, and bring the layer's leaves to the end of the step's tokens."""
+
+
+class AttentionMixer:
+    """Grouped-query attention over the leaf `kv` of a group."""
+
+    def __init__(self, attention: Attention, group: str) -> None:
+        self._attention = attention
+        self._group = group
+
+    def forward(self, x: torch.Tensor, leaves: LayerLeaves, batch: ForwardBatch) -> None:
+        """x [T, H] in place."""
+        self._attention.forward(x, leaves["kv"], batch.attention[self._group])
 
 
 def plan_ends(plan: WeightPlan, config: ModelConfig, sharding: Sharding) -> None:

@@ -95,6 +95,14 @@ OSS = {
     "intermediate_size": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
 }
+LFM = {
+    **{key: value for key, value in COMMON.items() if key != "head_dim"},
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "conv_L_cache": 3,
+    "intermediate_size": 192,
+    "block_multiple_of": 32,
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**MLA, "topk_method": "group_limited_greedy"}),
     "deepseek_v2_lite": (
@@ -146,6 +154,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", LFM),
     "mistral": ("MistralConfig", "MistralForCausalLM", WINDOWS),
     "qwen3_window": (
         "Qwen3Config",
@@ -167,7 +176,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-FAMILIES = ("gemma3", "gpt_oss", "mistral", "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5", "deepseek_v4")
+FAMILIES = (
+    "gemma3",
+    "gpt_oss",
+    "lfm2",
+    "mistral",
+    "deepseek_v2",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5",
+    "deepseek_v4",
+)
 
 
 def build(case: str, **changes: Any) -> transformers.PreTrainedModel:
@@ -193,7 +212,7 @@ def _strengthen(name: str, weight: torch.Tensor, generator: torch.Generator) -> 
         weight.fill_(-4.0)
     elif name.endswith("dt_bias"):
         weight.copy_(0.5 + 0.3 * torch.randn(weight.shape, generator=generator))
-    elif "conv1d" in name:
+    elif "conv1d" in name or "conv.conv" in name:
         weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
     elif name.endswith(("position_bias", "sinks", "base")):
         weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))

@@ -198,3 +198,20 @@ def test_a_config_without_experts_is_dense(written):
     assert config.moe is None
     assert config.tie_word_embeddings
     assert replace(config, dtype="bfloat16") != config
+
+
+def test_lfm2_cuts_its_feed_forward_as_config_json_says(written):
+    config = config_of(written("lfm2", layer_types=None, full_attn_idxs=[1], block_ff_dim=12288, block_multiple_of=256))
+    assert config.intermediate_size == 8192
+    assert config.layer_types == (LayerType.SHORT_CONV, FULL, LayerType.SHORT_CONV, LayerType.SHORT_CONV)
+    assert (config.conv_kernel, config.qk_norm, config.tie_word_embeddings) == (3, True, True)
+    assert config_of(written("lfm2", block_auto_adjust_ff_dim=False)).intermediate_size == 192
+
+
+def test_gpt_oss(written):
+    config = config_of(written("gpt_oss_yarn", layer_types=None))
+    assert config.layer_types == (LayerType.WINDOW, FULL, LayerType.WINDOW)
+    assert (config.window, config.moe.limit, config.moe.gate_slope) == (128, 7.0, 1.702)
+    assert (config.attention_bias, config.attention_out_bias, config.rope.truncate) == (True, True, False)
+    with pytest.raises(ModelError, match="quantized by 'gptq'"):
+        config_of(written("gpt_oss", quantization_config={"quant_method": "gptq"}))
