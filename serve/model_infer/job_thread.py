@@ -1,7 +1,6 @@
 """The thread that takes page jobs: a load waits for no step, neither to begin nor to tell that it has ended."""
 
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,6 @@ from serve.model_infer.errors import PlanError
 from serve.model_infer.job_answers import JobAnswerer, PageJobs
 
 _JOIN_TIMEOUT_S = 10.0
-# The compute thread runs long native calls; this thread and the copies need the interpreter only for moments.
-_SWITCH_INTERVAL_S = 0.001
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +32,6 @@ class JobThread:
         self._is_stopping = False
         self._wakeup = Wakeup()
         self._is_up = threading.Event()
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="page-jobs", daemon=True)
         self._thread.start()
         self._is_up.wait()

@@ -1,8 +1,12 @@
 """Entry of a worker process."""
 
 import os
+import sys
 
 from serve.ipc.child import ChildContext
+
+# The compute thread runs long native calls; that of page jobs, and the copies, need the interpreter only for moments.
+SWITCH_INTERVAL_S = 0.001
 
 
 def main(context: ChildContext) -> None:
@@ -10,6 +14,7 @@ def main(context: ChildContext) -> None:
     # libgomp reads this when torch is imported: its threads would otherwise spin for milliseconds after each torch
     # operation, on the cores that the kernels' own threads need.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     from serve.model_infer.startup import start_worker
 
     worker, ready = start_worker(context)

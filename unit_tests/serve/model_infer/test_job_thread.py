@@ -1,6 +1,7 @@
 """Page jobs have a thread of their own: they wait for no step, unless it is the one that they follow."""
 
 import select
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from serve.ipc.channel import Inbox, Outbox
+from serve.ipc.child import ChildContext, StartError
 from serve.ipc.messages import CancelJob, JobAnswer, LoadPages, Message, StepPlan, StorePages
+from serve.model_infer import process, startup
 from serve.model_infer.errors import PlanError
 from serve.model_infer.job_answers import JobAnswerer, PageJobs
 from serve.model_infer.job_thread import JobThread
@@ -52,6 +55,28 @@ def ends(run_dir: Path, bench: Bench) -> Iterator[Ends]:
     ends = Ends(run_dir, lambda answerer: StagingEngine(parts, answerer))
     yield ends
     ends.close()
+
+
+def test_only_the_workers_process_has_its_threads_take_turns_faster(
+    run_dir: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    before, seen = sys.getswitchinterval(), []
+    parts = bench.rank().parts
+    Ends(run_dir, lambda answerer: StagingEngine(parts, answerer)).close()
+    assert sys.getswitchinterval() == before
+
+    def start_worker(context: ChildContext) -> None:
+        seen.append(sys.getswitchinterval())
+        raise StartError("no model")
+
+    monkeypatch.setattr(startup, "start_worker", start_worker)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # which `main` leaves as it is
+    try:
+        with pytest.raises(StartError):
+            process.main(None)  # type: ignore[arg-type]
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == [pytest.approx(process.SWITCH_INTERVAL_S)]
 
 
 def test_a_load_begins_and_ends_within_a_step(ends: Ends, bench: Bench):
