@@ -2,8 +2,9 @@
 
 import pytest
 
-from serve.ipc.messages import LoadPages, StorePages
+from serve.ipc.messages import Begin, LoadPages, Message, Release, StorePages
 from serve.multi_level_cache.page_state import DropReason, PageKey
+from serve.router.tier_statistics import Drop
 from serve.types import JobResult
 from unit_tests.serve.multi_level_cache.fake_tier import FakeTier
 from unit_tests.serve.router.router_fakes import PAGE, prompt_of
@@ -97,6 +98,38 @@ def test_a_load_that_fails_in_one_group_publishes_nothing_in_any(failing: str, r
     harness.run()
     harness.check_tokens(client)
     assert tiers_of(client) == [0, 0, 0]
+    harness.check_idle()
+
+
+@pytest.mark.parametrize("num_told", [0, 1, 2])
+def test_a_load_whose_manager_can_be_told_of_some_groups_only_is_given_back(
+    num_told: int, monkeypatch: pytest.MonkeyPatch
+):
+    harness = TierHarness(groups=ALL, num_slots=128)
+    harness.serve(prompt_of(100), max_tokens=1)
+    harness.evict_device()
+    client = harness.submit(prompt_of(100), max_tokens=30)
+    harness.deliver_to_manager()
+    harness.deliver_to_router()
+    harness.deliver_to_manager()
+    told, loads = [], harness.router.statistics.tiers.loads
+    before = loads.num_started
+
+    def tell(message: Message) -> bool:
+        told.append(message)
+        return not isinstance(message, Begin) or sum(isinstance(each, Begin) for each in told) <= num_told
+
+    with monkeypatch.context() as patch:
+        send = harness.cache.tell
+        patch.setattr(harness.cache, "tell", lambda message: tell(message) and send(message))
+        harness.deliver_to_router()
+    assert loads.num_started == before + num_told
+    assert loads.num_dropped[Drop.AWAY] == 1
+    assert sum(isinstance(message, Release) for message in told) == len(ALL) - num_told
+    harness.run()
+    harness.check_tokens(client)
+    assert loads.num_started == sum(loads.num_ended.values())
+    assert harness.leases() == []
     harness.check_idle()
 
 
