@@ -19,6 +19,7 @@ from serve.multi_level_cache.page_state import PageKey
 
 CHUNK = 1000  # objects a piece: about a millisecond of the manager's thread
 SEGMENT_PREFIX = "segment-"
+_OBJECT_TYPES = (int, bytes, str, bytes, bytes, float)
 
 OpenSegment = Callable[[Path, int], SegmentFile]
 
@@ -143,6 +144,9 @@ class _ObjectReader:
 
     def _is_served(self, row: ObjectRow) -> bool:
         """It fits the model, its slot is one, and no newer row has the same object."""
+        # SQLite keeps a value of any type in any column: one wrong bit may make a number of a name.
+        if tuple(map(type, (row.slot, *row.key, row.root, row.checksums, row.last_use))) != _OBJECT_TYPES:
+            return False
         fits = len(row.checksums) == self._checksum_bytes.get(row.key.group, -1)
         return fits and 0 <= row.slot < self._num_slots[row.segment] and row.key not in self._seen
 

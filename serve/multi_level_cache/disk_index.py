@@ -34,6 +34,11 @@ _COLUMNS = (
     "segment, slot, name, grp, root, checksums, last_use from objects",
     "namespace, grp, group_index, page_tokens, unit_bytes from formats",
 )
+# SQLite keeps a value of any type in any column. A bad row of an object is its own affair; of a segment, of all in it.
+_BAD_SEGMENTS = """
+select id from segments where typeof(namespace) != 'blob'
+    or typeof(slot_bytes) != 'integer' or typeof(num_slots) != 'integer' or slot_bytes < 1 or num_slots < 1
+"""
 # Everything else that SQLite may say (no room, no permission, a failing disk) is no reason to throw an index away.
 _DAMAGE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -110,7 +115,8 @@ class DiskIndex:
             connection.execute("pragma temp_store = memory")
             for columns in _COLUMNS:
                 connection.execute(f"select {columns} limit 0")
-            if connection.execute("pragma quick_check").fetchone() != ("ok",):
+            is_whole = connection.execute("pragma quick_check").fetchone() == ("ok",)
+            if not is_whole or connection.execute(_BAD_SEGMENTS).fetchone() is not None:
                 raise IndexDamagedError("damaged")
         except sqlite3.DatabaseError:
             connection.close()
@@ -142,7 +148,7 @@ class DiskIndex:
     def last_use(self, segment: int) -> float:
         """The latest use of any object of a segment; 0 when it has none."""
         (latest,) = self._connection.execute(
-            "select max(last_use) from objects where segment = ?", (segment,)
+            "select max(last_use) from objects where segment = ? and typeof(last_use) = 'real'", (segment,)
         ).fetchone()
         return float(latest or 0.0)
 

@@ -61,6 +61,7 @@ def found(disk: Disk) -> list[bool]:
         "alter table objects drop column root",
         "drop table segments",
         "alter table objects rename column last_use to used",
+        "update segments set slot_bytes = 'x' where id = 1",
     ],
 )
 def test_an_index_of_another_version_is_replaced(directory: Path, statement: str, caplog: pytest.LogCaptureFixture):
@@ -133,6 +134,23 @@ def test_rows_that_do_not_fit_the_model_go(directory: Path, caplog: pytest.LogCa
     assert sum(found(again)) == len(NAMES) - 3
     assert again.tier.statistics().get("useless_rows", 0) == 0
     again.tier.close(10)
+
+
+def test_rows_with_values_of_another_type_go(directory: Path):
+    execute(
+        directory,
+        "update objects set checksums = 7 where segment = 1 and slot = 0",
+        "update objects set last_use = 'x' where segment = 1 and slot = 1",
+        "update objects set name = 5 where segment = 1 and slot = 2",
+        "update objects set root = 'r' where segment = 1 and slot = 3",
+        "update objects set grp = x'00' where segment = 1 and slot = 4",
+        "update objects set slot = 'x' where segment = 1 and slot = 5",
+    )
+    disk = Disk(directory)
+    assert disk.tier.capacity().off_reason is None
+    assert sum(found(disk)) == len(NAMES) - 6
+    assert disk.tier.statistics()["useless_rows"] == 6
+    disk.tier.close(10)
 
 
 def test_the_newer_of_two_rows_of_one_object_is_served(directory: Path):
