@@ -5,12 +5,13 @@ import torch.nn.functional as F
 
 from kernels.interface import AttentionBatch, KernelBackend
 from kernels.long_attention import long_attention
+from kernels.triton_kernels.experts import experts_mlp
 from kernels.triton_kernels.paged_decode import paged_decode
 from kernels.triton_kernels.paged_prefill import paged_prefill
 from kernels.triton_kernels.rms_norm import rms_norm
 from kernels.triton_kernels.rope_and_store import rope_and_store
 from kernels.triton_kernels.silu_and_mul import silu_and_mul
-from kernels.triton_kernels.skinny_linear import Fusion, one_token_linear
+from kernels.triton_kernels.skinny_linear import Fusion, Workspace, few_tokens_linear, one_token_linear, residual_tiling
 
 # Runs of at least this many new tokens go through cuDNN, which is faster where there is enough to do.
 LONG_RUN = 2048
@@ -28,6 +29,7 @@ class CudaBackend(KernelBackend):
         has_gpu = torch.cuda.is_available()
         self._pdl = has_gpu and torch.cuda.get_device_capability() >= (9, 0)
         self._has_cudnn = has_gpu and torch.backends.cudnn.is_available()
+        self._workspace: Workspace | None = None
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return F.embedding(token_ids, table)
@@ -42,6 +44,11 @@ class CudaBackend(KernelBackend):
     ) -> None:
         if x.shape[0] == 1:
             one_token_linear(x, weight, residual, Fusion(bias=bias, residual=True), pdl=self._pdl)
+            return
+        tiling = residual_tiling(x, weight)
+        if tiling is not None:
+            fusion = Fusion(bias=bias, residual=True)
+            few_tokens_linear(x, weight, residual, fusion, tiling, self._work(x), pdl=self._pdl)
             return
         residual.addmm_(x, weight.T)
         if bias is not None:
@@ -73,9 +80,11 @@ class CudaBackend(KernelBackend):
     ) -> torch.Tensor:
         if x.shape[0] == 1:
             out = x.new_empty(1, gate_up_weight.shape[0] // 2)
-            one_token_linear(x, gate_up_weight, out, Fusion(norm_weight, eps, gated=True), pdl=self._pdl)
+            fusion = Fusion(norm_weight, eps, gated=True)
+            one_token_linear(x, gate_up_weight, out, fusion, pdl=self._pdl)
             return out
-        return self.silu_and_mul(F.linear(self.rms_norm(x, norm_weight, eps), gate_up_weight))
+        gate_up = F.linear(self.rms_norm(x, norm_weight, eps), gate_up_weight)
+        return silu_and_mul(gate_up, pdl=self._pdl)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return silu_and_mul(gate_up, pdl=self._pdl)
@@ -121,13 +130,12 @@ class CudaBackend(KernelBackend):
         gate_up_weights: torch.Tensor,
         down_weights: torch.Tensor,
     ) -> torch.Tensor:
-        out = torch.zeros_like(x, dtype=torch.float32)
-        for expert in expert_ids.unique().tolist():
-            tokens, choices = (expert_ids == expert).nonzero(as_tuple=True)
-            hidden = silu_and_mul(F.linear(x[tokens], gate_up_weights[expert]))
-            gain = expert_weights[tokens, choices, None].float()
-            out.index_add_(0, tokens, F.linear(hidden, down_weights[expert]).float() * gain)
-        return out.to(x.dtype)
+        return experts_mlp(x, expert_ids, expert_weights.contiguous(), gate_up_weights, down_weights)
+
+    def _work(self, x: torch.Tensor) -> Workspace:
+        if self._workspace is None:
+            self._workspace = Workspace(x.device)
+        return self._workspace
 
     def _one_token(self, x: torch.Tensor, weight: torch.Tensor, fusion: Fusion) -> torch.Tensor:
         out = x.new_empty(1, weight.shape[0])

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["context", "num_rows"], do_not_specialize_on_alignment=["table_ptr"])
 def _gather_pages_kernel(
     kv_ptr, out_ptr, table_ptr, context, num_rows, num_heads, head_dim, page_stride, head_stride, kind_stride,
     P: tl.constexpr, D: tl.constexpr,

@@ -5,7 +5,10 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["first_lse_stride", "second_lse_stride"],
+    do_not_specialize_on_alignment=["first_lse_ptr", "second_lse_ptr"],
+)
 def _merge_parts_kernel(
     first_ptr, first_lse_ptr, second_ptr, second_lse_ptr, out_ptr, num_heads, head_dim, first_lse_stride,
     second_lse_stride, HEADS: tl.constexpr, D: tl.constexpr,

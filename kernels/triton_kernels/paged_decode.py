@@ -17,7 +17,7 @@ TARGET_PROGRAMS = 528  # 4 a multiprocessor of the largest chip in use (132)
 MAX_SPLITS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_pages"])
 def _paged_decode_kernel(
     q_ptr, out_ptr, partial_ptr, lse_ptr, kv_ptr, kv_rows, page_table_ptr, query_starts_ptr, context_lens_ptr,
     sinks_ptr, max_pages, num_q_heads, head_dim, group, page_rows, head_rows, kind_rows, qk_scale, window,

@@ -28,7 +28,7 @@ def _load_rows(kv_ptr, kv_rows, row, head_dim, P: tl.constexpr, D: tl.constexpr,
     return tl.load(kv_ptr + offsets, mask=dims[None, :] < head_dim, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "max_pages", "longest"])
 def _paged_prefill_kernel(
     q_ptr, out_ptr, partial_ptr, lse_ptr, kv_ptr, kv_rows, page_table_ptr, query_starts_ptr, context_lens_ptr,
     sinks_ptr, num_sequences, max_pages, longest, num_q_heads, head_dim, group, page_rows, head_rows, kind_rows,
@@ -124,7 +124,7 @@ def _paged_prefill_kernel(
         tl.store(lse_ptr + entries, highest + tl.log2(tl.maximum(total_weight, 1e-30)), mask=rows < length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest"])
 def _merge_splits_kernel(
     partial_ptr, lse_ptr, out_ptr, query_starts_ptr, sequence_ids_ptr, longest, num_q_heads, head_dim,
     SPLITS: tl.constexpr, D: tl.constexpr,
@@ -162,10 +162,9 @@ def pool_rows(kv_layer: torch.Tensor) -> torch.Tensor:
 
 
 def num_prefill_splits(num_programs: int, max_context_len: int, page_size: int) -> int:
-    """Programs that share a tile's keys: a power of two that fills the chip, of at least eight pages each."""
-    wanted = TARGET_PROGRAMS // num_programs
-    most = max_context_len // (8 * page_size)
-    return min(1 << max(min(wanted, most), 1).bit_length() - 1, 32)
+    """Programs that share a tile's keys: as many as fill the chip, of at least eight pages each; few values in all."""
+    most = min(TARGET_PROGRAMS // num_programs, max_context_len // (8 * page_size))
+    return 16 if most >= 16 else 4 if most >= 4 else 1
 
 
 def paged_prefill(
@@ -200,11 +199,12 @@ def paged_prefill(
     rows = pool_rows(kv_layer)
     descriptor = TensorDescriptor.from_tensor(rows, [batch.page_size, head_dim]) if use_descriptor else None
     group = num_q_heads // kv_layer.shape[1]
+    block_b = 16 if num_sequences <= 16 else triton.next_power_of_2(max(num_sequences, 256))
     _paged_prefill_kernel[(num_tiles, num_q_heads, splits)](
         q, out, partial, lse, rows, descriptor, batch.page_table, batch.query_starts, batch.context_lens, sinks,
         num_sequences, batch.page_table.stride(0), longest, num_q_heads, head_dim, group, *row_strides(kv_layer),
         scale * LOG2_E, window, WINDOW=window > 0, SINKS=sinks is not None,
-        SPLITS=splits, BLOCK_B=triton.next_power_of_2(num_sequences), BLOCK_M=block_m, P=batch.page_size, D=block_d,
+        SPLITS=splits, BLOCK_B=block_b, BLOCK_M=block_m, P=batch.page_size, D=block_d,
         DESCRIPTOR=use_descriptor, num_warps=8 if block_m == 128 else 4, num_stages=3 if use_descriptor else 2,
     )  # fmt: skip
     if splits > 1:

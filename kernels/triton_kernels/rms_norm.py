@@ -26,8 +26,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, pdl: bool = F
     rows = x.reshape(-1, width)
     out = torch.empty_like(rows)
     block = triton.next_power_of_2(width)
+    num_warps = min(max(block // 1024, 1), 8)
     _rms_norm_kernel[(rows.shape[0],)](
-        rows, weight, out, rows.stride(0), width, eps, BLOCK=block, PDL=pdl, num_warps=min(max(block // 1024, 1), 8),
+        rows, weight, out, rows.stride(0), width, eps, BLOCK=block, PDL=pdl,
+        num_warps=num_warps,
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out.view(x.shape)

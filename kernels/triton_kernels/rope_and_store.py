@@ -27,7 +27,7 @@ def _scaled(x, scale, is_q, q_norm_ptr, k_norm_ptr, dims, inside, Q_NORM: tl.con
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_pages"])
 def _rope_and_store_kernel(
     qkv_ptr, cos_sin_ptr, kv_ptr, q_out_ptr, page_table_ptr, positions_ptr, sequence_ids_ptr, q_norm_ptr, k_norm_ptr,
     num_q_heads, num_kv_heads, head_dim, half, max_pages, page_size, page_stride, head_stride, kind_stride,
@@ -42,15 +42,10 @@ def _rope_and_store_kernel(
     is_head, is_q, is_v = heads < num_heads, heads < num_q_heads, heads >= num_q_heads + num_kv_heads
     position = tl.load(positions_ptr + token)
     sequence = tl.load(sequence_ids_ptr + token).to(tl.int64)
-    page = tl.load(page_table_ptr + sequence * max_pages + position // page_size).to(tl.int64)
     dims = tl.arange(0, HALF)
     inside = dims < half
-    cos = _load(cos_sin_ptr + position * 2 * half + dims, inside)[None, :]
-    sin = _load(cos_sin_ptr + position * 2 * half + half + dims, inside)[None, :]
     kinds = is_v.to(tl.int32)
     kv_heads = heads - num_q_heads - kinds * num_kv_heads
-    target = page * page_stride + (position % page_size) * token_stride
-    targets = kv_ptr + target + (kv_heads.to(tl.int64) * head_stride + kinds.to(tl.int64) * kind_stride)[:, None]
     q_targets = q_out_ptr + (token * num_q_heads + heads)[:, None] * head_dim
     sources = qkv_ptr + (token * num_heads + heads)[:, None] * head_dim
     mask = is_head[:, None] & inside[None, :]
@@ -58,6 +53,11 @@ def _rope_and_store_kernel(
         gdc_launch_dependents()
         gdc_wait()
     first, second = _load(sources + dims[None, :], mask), _load(sources + half + dims[None, :], mask)
+    page = tl.load(page_table_ptr + sequence * max_pages + position // page_size).to(tl.int64)
+    cos = _load(cos_sin_ptr + position * 2 * half + dims, inside)[None, :]
+    sin = _load(cos_sin_ptr + position * 2 * half + half + dims, inside)[None, :]
+    target = page * page_stride + (position % page_size) * token_stride
+    targets = kv_ptr + target + (kv_heads.to(tl.int64) * head_stride + kinds.to(tl.int64) * kind_stride)[:, None]
     squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
     if REST > 0:
         rest_dims = 2 * half + tl.arange(0, REST)

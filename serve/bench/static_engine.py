@@ -215,6 +215,7 @@ class StaticEngine:
     def _make_runner(self, model: Model, shape: _Shape, counts: Mapping[str, int]) -> ModelRunner:
         states = StateCoordinator(self.layout, 1, 0, self.device)
         states.allocate(counts)
+        self.leaves = states.leaves()
         for leaves in states.leaves().values():
             for leaf in leaves.values():
                 leaf.normal_(generator=torch.Generator(self.device).manual_seed(0))

@@ -67,7 +67,7 @@ class LockedSlots:
 class CudaCopyEngine(CopyEngine):
     """One CUDA stream. `finish` sleeps on an event rather than spin."""
 
-    batch_bytes = 64 << 20
+    batch_bytes = 256 << 20
 
     def __init__(self, device: torch.device, locked: LockedSlots) -> None:
         self._device = device

@@ -11,6 +11,7 @@ import torch
 
 from models.config import ModelConfig
 from models.forward import ForwardBatch
+from models.layer_types import LayerType
 from models.parallel import TensorParallel
 from serve.model_infer.attention_state.coordinator import StateCoordinator
 from serve.model_infer.decode_buffers import DecodeBuffers, GroupPool
@@ -116,6 +117,10 @@ class DecodeGraphs:
         return replay
 
 
+def _has_full_attention(config: ModelConfig) -> bool:
+    return all(config.layer_type(layer) is LayerType.FULL for layer in range(config.num_layers))
+
+
 def make_graphs(
     model: _Model,
     config: ModelConfig,
@@ -126,10 +131,9 @@ def make_graphs(
 ) -> DecodeGraphs | None:
     """Graphs for a model whose steps can be captured, else None.
 
-    Not on other devices; not for mixtures of experts, whose routing is read on the host within a step; and not over
-    several ranks.
+    Not on other devices, and only where all layers have full attention: other states are not padded yet.
     """
-    if device.type != "cuda" or config.moe is not None or group.size > 1:
+    if device.type != "cuda" or not _has_full_attention(config):
         return None
     pools = {
         name: GroupPool(

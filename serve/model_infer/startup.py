@@ -41,8 +41,9 @@ from serve.model_infer.profiler import StepProfiler
 from serve.model_infer.sampler import Sampler
 from serve.model_infer.staging import StagingEngine, StagingParts
 from serve.model_infer.staging_setup import build_staging, workspace_bytes
+from serve.model_infer.step_memory import step_bytes
 from serve.model_infer.tp_group import join_group, smallest
-from serve.model_infer.warmup import warm_up
+from serve.model_infer.warmup import warm_up, warm_up_variants
 from serve.model_infer.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -76,19 +77,22 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     with clock.phase("plan_memory"):
         states = StateCoordinator(model.layout, group.size, group.rank, device)
         staging_bytes = workspace_bytes(context, device)
-        plan = _plan_memory(config, states, group, device, staging_bytes)
+        step_memory = _step_bytes(config, model.config, group, device)
+        plan = _plan_memory(config, states, group, device, staging_bytes + step_memory)
         _allocate(states, plan)
     runner, graphs = _make_runner(context, model, states, plan, group, backend, device)
     with clock.phase("warm_up"):
         compiling.result()
         warm_up(model.loaded.model, states, config.batch_max_tokens, device)
     if graphs is not None:
+        with clock.phase("compile"):
+            _warm_up_variants(context, model, states, group, device)
         with clock.phase("capture"):
             graphs.capture_all()
     with clock.phase("staging"):
         staging = build_staging(context, model.layout, states.pools(), group.size, group.rank)
         copy_bytes_per_s = {} if staging is None else _measure_copies(staging)
-    memory = {**plan.summary(), "staging": staging_bytes}
+    memory = {**plan.summary(), "staging": staging_bytes, "steps": step_memory}
     ready = _ready(context, model.loaded, plan.num_pages, memory, clock)
     ready.info["copy_bytes_per_s"] = copy_bytes_per_s
     worker = Worker(context, runner, memory, RefusedJobs if staging is None else partial(StagingEngine, staging))
@@ -158,13 +162,22 @@ def _source(plain: object) -> ModelSource:
     return msgspec.convert(plain, ModelSource, dec_hook=as_path)
 
 
+def _step_bytes(config: ResolvedConfig, model: ModelConfig, group: TensorParallel, device: torch.device) -> int:
+    """Memory of steps that the plan must leave: on the CPU it is little, and part of what --mem_fraction leaves."""
+    if device.type != "cuda":
+        return 0
+    sharding = shard_model(model, group.size, group.rank)
+    rows, length = config.serve.running_max_req_size, config.max_req_total_len
+    return step_bytes(model, sharding, config.data_type, config.batch_max_tokens, rows, length)
+
+
 def _plan_memory(
-    config: ResolvedConfig, states: StateCoordinator, group: TensorParallel, device: torch.device, staging_bytes: int
+    config: ResolvedConfig, states: StateCoordinator, group: TensorParallel, device: torch.device, reserved_bytes: int
 ) -> MemoryPlan:
-    """The same plan on every rank: the budget is the smallest of them. staging_bytes: kept outside of the pools."""
+    """The same plan on every rank: the budget is the smallest of them. reserved_bytes: kept outside of the pools."""
     available = available_memory(device)
     ranks_here = group.size if device.type == "cpu" else 1  # ranks on the CPU share one memory
-    budget = int(available * config.serve.mem_fraction) // ranks_here - staging_bytes
+    budget = int(available * config.serve.mem_fraction) // ranks_here - reserved_bytes
     costs = {
         name: PageCost(
             state.group.page_tokens,
@@ -240,6 +253,16 @@ def _make_runner(
         graphs = make_graphs(network, model.config, states, tables, group, device)
     profiler = StepProfiler(backend, device)
     return ModelRunner(network, batch, states, sampler, table, group, context.epoch, graphs, profiler), graphs
+
+
+def _warm_up_variants(
+    context: ChildContext, model: _Model, states: StateCoordinator, group: TensorParallel, device: torch.device
+) -> None:
+    config = context.config
+    num_threads = min(config.threads_per_worker, 8) if group.size == 1 else 1
+    network, progress = model.loaded.model, _ProgressReporter(context)
+    longest = config.max_req_total_len
+    warm_up_variants(network, states, config.batch_max_tokens, longest, device, num_threads, progress)
 
 
 def _measure_copies(staging: StagingParts) -> dict[str, float]:

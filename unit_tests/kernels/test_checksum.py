@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.checksum import _as_words, _sum_with_torch, page_checksums
+from kernels.checksum import _as_words, _has_whole_rows, _sum_with_torch, _sum_with_triton, page_checksums
 from serve.multi_level_cache.checksum import object_checksums, unit_seeds
 
 SIZES = [8, 40, 512, 5000, 512 * 700]
@@ -24,6 +24,17 @@ def test_torch_operations_agree_with_the_loop(num_rows: int):
     data = torch.randint(0, 256, (2, num_rows * 512), dtype=torch.uint8)
     zeros = torch.zeros(2, dtype=torch.int64)
     assert torch.equal(_sum_with_torch(_as_words(data).view(2, num_rows, 64)), page_checksums(data, zeros))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 70])
+def test_the_gpu_kernel_agrees_with_the_loop_on_parts_of_pages(num_rows: int):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pages = torch.randint(0, 256, (3, 4, num_rows * 512 + 64), dtype=torch.uint8)
+    seeds = torch.randint(-(2**62), 2**62, (3, 5))[:, 1:3]
+    part = pages[:, 1:3, 64:]
+    assert _has_whole_rows(part)
+    sums = _sum_with_triton(pages.to(device)[:, 1:3, 64:], seeds.to(device))
+    assert torch.equal(sums.cpu(), page_checksums(part.contiguous(), seeds))
 
 
 def test_views_that_start_between_words_are_copied():

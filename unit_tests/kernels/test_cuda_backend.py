@@ -13,6 +13,7 @@ from kernels.interface import AttentionBatch, Run
 from kernels.long_attention import cudnn_sdpa, long_attention
 from kernels.reference import ReferenceBackend
 from kernels.triton_kernels.paged_decode import num_splits
+from kernels.triton_kernels.skinny_linear import Fusion, Tiling, Workspace, few_tokens_linear
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -158,6 +159,63 @@ def test_linears_of_one_token_equal_the_reference(width: int, rows: int, dtype: 
     for backend, stream in zip((cuda, reference), streams, strict=True):
         backend.linear_residual(x, weight, stream, bias)
     assert relative_error(streams[0], streams[1]) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("num_tokens", [2, 16, 33, 64])
+@pytest.mark.parametrize("width", [512, 8192])
+@pytest.mark.skipif(not HAS_GPU, reason="the backend asks for these kernels on a GPU only")
+def test_residuals_of_few_tokens_equal_the_reference(num_tokens: int, width: int):
+    torch.manual_seed(num_tokens)
+    x = torch.randn(num_tokens, width, device=DEVICE).bfloat16()
+    weight = torch.randn(192, width, device=DEVICE).bfloat16()
+    streams = [torch.full((num_tokens, 192), 3.0, device=DEVICE).bfloat16() for _ in range(2)]
+    cuda = CudaBackend()
+    for _ in range(3):  # the counters of split sums are left as they were
+        cuda.linear_residual(x, weight, streams[0])
+        ReferenceBackend().linear_residual(x, weight, streams[1])
+    assert relative_error(streams[0], streams[1]) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("fused", ["norm", "gated", "bias", "residual"])
+@pytest.mark.parametrize(("num_tokens", "splits"), [(3, 1), (3, 2), (20, 3)])
+def test_linears_of_few_tokens_equal_the_reference(num_tokens: int, splits: int, fused: str):
+    torch.manual_seed(num_tokens)
+    width, rows = 80, 48
+    x, weight = torch.randn(num_tokens, width, device=DEVICE), torch.randn(rows, width, device=DEVICE)
+    norm, bias = torch.rand(width, device=DEVICE), torch.randn(rows, device=DEVICE)
+    reference = ReferenceBackend()
+    expected = {
+        "norm": reference.norm_linear(x, norm, 1e-5, weight),
+        "gated": reference.silu_and_mul(reference.linear(x, weight)),
+        "bias": reference.linear(x, weight, bias),
+        "residual": reference.linear(x, weight) + 2.0,
+    }[fused]
+    fusion = Fusion(
+        norm if fused == "norm" else None,
+        1e-5,
+        bias if fused == "bias" else None,
+        fused == "gated",
+        fused == "residual",
+    )
+    workspace = Workspace(DEVICE)
+    for _ in range(2):
+        out = torch.full_like(expected, 2.0)
+        few_tokens_linear(x, weight, out, fusion, Tiling(16, 32, splits, 2), workspace, pdl=False)
+        assert relative_error(out, expected) < TOLERANCE[torch.float32]
+    assert not workspace.arrived.any()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE if HAS_GPU else [torch.float32], ids=str)
+@pytest.mark.parametrize(("num_tokens", "top_k"), [(1, 2), (7, 3), (90, 2)] if HAS_GPU else [(1, 2), (7, 3)])
+def test_experts_equal_the_reference(num_tokens: int, top_k: int, dtype: torch.dtype):
+    torch.manual_seed(num_tokens)
+    x = torch.randn(num_tokens, 80, device=DEVICE).to(dtype)
+    ids = torch.rand(num_tokens, 5, device=DEVICE).argsort(-1)[:, :top_k]  # not all experts get a token
+    shares = torch.rand(num_tokens, top_k, device=DEVICE).to(dtype)
+    gate_up, down = torch.randn(6, 96, 80, device=DEVICE).to(dtype), torch.randn(6, 80, 48, device=DEVICE).to(dtype)
+    arguments = (x, ids, shares, gate_up / 9, down / 7)
+    out, expected = CudaBackend().moe_mlp(*arguments), ReferenceBackend().moe_mlp(*arguments)
+    assert relative_error(out, expected) < TOLERANCE[dtype]
 
 
 def by_torch(q, k, v, is_causal, scale):
