@@ -189,7 +189,7 @@ def paged_prefill(
     block_m = 32
     if q.element_size() == 2 and block_d <= 128:
         block_m = 64 if batch.max_query_len <= 64 else 128
-    num_tiles = num_tokens // block_m + num_sequences
+    num_tiles = triton.cdiv(num_tokens, block_m) if num_sequences == 1 else num_tokens // block_m + num_sequences
     span = batch.max_context_len if not window else min(batch.max_context_len, window + block_m)
     splits = num_prefill_splits(num_tiles * num_q_heads, span, batch.page_size)
     partial = lse = out

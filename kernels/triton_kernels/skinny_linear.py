@@ -184,7 +184,7 @@ def residual_tiling(x: torch.Tensor, weight: torch.Tensor) -> Tiling | None:
         return None
     if num_tokens <= 16:
         return Tiling(64, 128, 4, 4)
-    if num_tokens <= 32 or (num_tokens <= 64 and width >= 8192):
+    if num_tokens <= 32:
         return Tiling(64, 128, 2, 4)
     return None
 

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,6 +15,9 @@ from serve.model_infer.page_runs import PageRun, page_runs
 
 # The arena is page-locked in steps as jobs come to use it, since locking takes memory that may not be there yet.
 _LOCK_STEP_BYTES = 256 << 20
+# A step keeps the driver from everything else for some 10 ms: requests get their turn between two.
+_FOLLOW_PAUSE_S = 0.01
+_FOLLOW_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +40,27 @@ class LockedSlots:
         self._lock = threading.Lock()
         self._tried: set[int] = set()
         self._locked: list[int] = []  # addresses
+        self._is_closing = threading.Event()
+        self._follower: threading.Thread | None = None
+
+    def follow(self, backed_bytes: Callable[[], int]) -> None:
+        """Lock in the background, step by step, what has memory already: `backed_bytes` tells how much has.
+
+        Ends with the last step, with `close`, or when nothing has been added for a while.
+        """
+        self._follower = threading.Thread(target=self._follow, args=(backed_bytes,), name="page-lock", daemon=True)
+        self._follower.start()
+
+    def _follow(self, backed_bytes: Callable[[], int]) -> None:
+        step_bytes = self._step * self._host.shape[1]
+        num_steps, last_news = -(-len(self._host) // self._step), time.monotonic()
+        index = 0
+        while index < num_steps and time.monotonic() - last_news < _FOLLOW_S:
+            if self._is_closing.wait(_FOLLOW_PAUSE_S):
+                return
+            if min((index + 1) * step_bytes, self._host.nbytes) <= backed_bytes():
+                self.require(index * self._step, index * self._step)
+                index, last_news = index + 1, time.monotonic()
 
     def require(self, first: int, last: int) -> None:
         """Slots [first, last] are locked, if they can be."""
@@ -58,6 +83,9 @@ class LockedSlots:
 
     def close(self) -> None:
         """Unlock; no copy may be under way."""
+        self._is_closing.set()
+        if self._follower is not None:
+            self._follower.join()
         with self._lock:
             for address in self._locked:
                 _cudart().cudaHostUnregister(address)

@@ -1,6 +1,9 @@
 """Builds the staging engine's parts for a rank, and measures what copies cost."""
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +20,9 @@ from serve.multi_level_cache.fault_injector import FaultInjector, parse_faults
 from serve.multi_level_cache.host_arena import HostArena
 from serve.multi_level_cache.object_format import object_formats
 
+if TYPE_CHECKING:
+    from serve.model_infer.cuda_copy_engine import LockedSlots
+
 # Temporaries of the checksum on CUDA: three of 16 MiB at a time on each of two streams.
 _CUDA_WORKSPACE_BYTES = 96 << 20
 # Of a batch on a CPU.
@@ -28,21 +34,48 @@ def workspace_bytes(context: ChildContext, device: torch.device) -> int:
     return _CUDA_WORKSPACE_BYTES if "arena" in context.fds and device.type == "cuda" else 0
 
 
-def build_staging(
-    context: ChildContext, layout: StateLayout, pools: Mapping[str, torch.Tensor], tp: int, rank: int
-) -> StagingParts | None:
-    """None when the server has no host tier. Raises StartError."""
+@dataclass(frozen=True)
+class AttachedArena:
+    """The host arena, and on CUDA its page-locking, which goes on in the background."""
+
+    arena: HostArena
+    locked: "LockedSlots | None" = None
+
+
+def attach_arena(context: ChildContext, device: torch.device) -> AttachedArena | None:
+    """None when the server has no host tier. Early: locking takes seconds. Raises StartError."""
     if "arena" not in context.fds:
         return None
+    payload = context.fds["arena"]
     try:
-        arena = HostArena.attach(context.fds["arena"], context.fds["arena_header"])
+        arena = HostArena.attach(payload, context.fds["arena_header"])
     except SegmentError as error:
         raise StartError(str(error)) from error
+    if device.type != "cuda":
+        return AttachedArena(arena)
+    from serve.model_infer.cuda_copy_engine import LockedSlots
+
+    locked = LockedSlots(arena.payload)
+    watched = os.dup(payload)  # the arena closes its own
+    locked.follow(lambda: os.fstat(watched).st_blocks * 512)
+    return AttachedArena(arena, locked)
+
+
+def build_staging(
+    context: ChildContext,
+    attached: AttachedArena,
+    layout: StateLayout,
+    pools: Mapping[str, torch.Tensor],
+    tp: int,
+    rank: int,
+) -> StagingParts:
+    """The staging of one rank over an arena."""
+    arena = attached.arena
     serve = context.config.serve
     rules = parse_faults(serve.fault_inject)
     injector = FaultInjector(rules, seed=rank) if rules else None
     groups = rank_pages(layout, pools, arena.shape.slot_bytes, tp, rank)
-    return make_parts(arena, groups, injector, serve.cpu_cache_sync)
+    return make_parts(arena, groups, injector, serve.cpu_cache_sync, attached.locked)
 
 
 def rank_pages(
@@ -62,28 +95,34 @@ def make_parts(
     groups: dict[str, RankPages],
     injector: FaultInjector | None = None,
     is_sync: bool = False,
+    locked: "LockedSlots | None" = None,
 ) -> StagingParts:
     """Parts with the copy engines that fit the pools' device."""
     device = next(iter(groups.values())).pool.device
-    return StagingParts(arena, groups, make_movers(arena, device, injector), injector, is_sync)
+    return StagingParts(arena, groups, make_movers(arena, device, injector, locked), injector, is_sync)
 
 
 def make_movers(
-    arena: HostArena, device: torch.device, injector: FaultInjector | None = None
+    arena: HostArena,
+    device: torch.device,
+    injector: FaultInjector | None = None,
+    locked: "LockedSlots | None" = None,
 ) -> dict[Direction, PageMover]:
     """One a direction, with an engine of its own each."""
-    load_engine, store_engine = make_engines(device, arena.payload)
+    load_engine, store_engine = make_engines(device, arena.payload, locked)
     return {
         Direction.LOAD: PageLoader(arena, load_engine, injector),
         Direction.STORE: PageStorer(arena, store_engine, injector),
     }
 
 
-def make_engines(device: torch.device, host: Bytes) -> tuple[CopyEngine, CopyEngine]:
-    """For loads and for stores."""
+def make_engines(
+    device: torch.device, host: Bytes, locked: "LockedSlots | None" = None
+) -> tuple[CopyEngine, CopyEngine]:
+    """For loads and for stores. locked: on CUDA, what page-locks `host`, if that has begun."""
     if device.type == "cuda":
         from serve.model_infer.cuda_copy_engine import CudaCopyEngine, LockedSlots
 
-        locked = LockedSlots(host)
+        locked = LockedSlots(host) if locked is None else locked
         return CudaCopyEngine(device, locked), CudaCopyEngine(device, locked)
     return CpuCopyEngine(_CPU_LOAD_BYTES), CpuCopyEngine(_CPU_STORE_BYTES)

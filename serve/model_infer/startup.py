@@ -40,7 +40,7 @@ from serve.model_infer.phases import PhaseClock
 from serve.model_infer.profiler import StepProfiler
 from serve.model_infer.sampler import Sampler
 from serve.model_infer.staging import StagingEngine, StagingParts
-from serve.model_infer.staging_setup import build_staging, workspace_bytes
+from serve.model_infer.staging_setup import attach_arena, build_staging, workspace_bytes
 from serve.model_infer.step_memory import step_bytes
 from serve.model_infer.tp_group import join_group, smallest
 from serve.model_infer.warmup import warm_up, warm_up_variants
@@ -69,6 +69,7 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     with clock.phase("join_group"):
         store = context.run_dir / f"tp-{context.epoch}.store"
         group = join_group(context.index, config.serve.tp, device, store, config.serve.step_timeout)
+    arena = attach_arena(context, device)
     backend = get_backend(device, num_threads=config.threads_per_worker)
     shapes = _checked_shapes(context, group, backend)
     compiling = _start_compiling(config, backend, shapes)
@@ -83,14 +84,17 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     runner, graphs = _make_runner(context, model, states, plan, group, backend, device)
     with clock.phase("warm_up"):
         compiling.result()
-        warm_up(model.loaded.model, states, config.batch_max_tokens, device)
-    if graphs is not None:
-        with clock.phase("compile"):
+        if graphs is None:
+            warm_up(model.loaded.model, states, config.batch_max_tokens, device)
+        else:
             _warm_up_variants(context, model, states, group, device)
+    if graphs is not None:
         with clock.phase("capture"):
             graphs.capture_all()
     with clock.phase("staging"):
-        staging = build_staging(context, model.layout, states.pools(), group.size, group.rank)
+        staging = None
+        if arena is not None:
+            staging = build_staging(context, arena, model.layout, states.pools(), group.size, group.rank)
         copy_bytes_per_s = {} if staging is None else _measure_copies(staging)
     memory = {**plan.summary(), "staging": staging_bytes, "steps": step_memory}
     ready = _ready(context, model.loaded, plan.num_pages, memory, clock)

@@ -4,6 +4,7 @@ Each part runs in a process of its own with a deadline, so that one that hangs c
 part and `summary.json`, prints a table, and exits 1 if a part failed. Needs the project's packages and pytest.
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPE = ROOT / "test/gpu/shapes/qwen3-8b"
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,6 @@ class Part:
     deadline_s: float
 
 
-def bench_static(output: Path, name: str, *flags: str) -> Part:
-    command = [sys.executable, "-m", "serve.cli", "bench", "static", "--model", str(SHAPE), "--load_format", "dummy"]
-    command += ["--device", "cuda", "--progress", "false", "--json", str(output / f"{name}.json"), *flags]
-    return Part(name, command, 150)
-
-
 def two_gpus() -> list[Part]:
     """Tensor parallelism over NCCL, where there are two GPUs."""
     found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
@@ -38,27 +32,22 @@ def two_gpus() -> list[Part]:
 
 def parts(output: Path) -> list[Part]:
     """Checks first: figures of wrong kernels are worth nothing."""
-    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers()]
     return [
-        Part("kernels", [*pytest, "unit_tests/kernels/test_cuda_backend.py"], 150),
-        Part("gpu-tests", [*pytest, "-m", "gpu", "unit_tests/serve/model_infer", "unit_tests/serve/bench"], 100),
-        Part("host-tier", [sys.executable, "test/gpu/same_text.py", "--enable_cpu_cache"], 150),
-        Part("same-text", [sys.executable, "test/gpu/same_text.py"], 150),
-        *two_gpus(),
-        bench_static(output, "decode", "--phase", "decode", "--batch", "1,16,64,256", "--context", "1024"),
-        bench_static(
-            output,
-            "prefill",
-            "--phase",
-            "prefill",
-            "--batch",
-            "1",
-            "--context",
-            "8192,32768",
-            "--batch_max_tokens",
-            "8192",
+        Part(
+            "kernels", [*pytest, "unit_tests/kernels/test_cuda_backend.py", "unit_tests/kernels/test_checksum.py"], 150
         ),
+        Part("gpu-tests", [*pytest, "-m", "gpu", "unit_tests/serve/model_infer", "unit_tests/serve/bench"], 100),
+        Part("same-text", [sys.executable, "test/gpu/same_text.py", "--enable_cpu_cache"], 150),
+        *two_gpus(),
+        Part("cells", [sys.executable, "test/gpu/cells.py", str(output)], 150),
+        Part("tiers", [sys.executable, "test/gpu/tiers.py", str(output)], 150),
     ]
+
+
+def workers() -> list[str]:
+    """Each test compiles kernels of its own: many at once, where pytest-xdist is there."""
+    return ["-n", "12"] if importlib.util.find_spec("xdist") else []
 
 
 def run(part: Part, output: Path) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """The same promises on a GPU; the host side of the CUDA engine is tested anywhere."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,6 +46,27 @@ def test_slots_are_locked_in_steps_once_and_given_back(monkeypatch: pytest.Monke
     assert cudart.locked == {base: 4 * 4096, base + 4 * 4096: 4 * 4096, base + 8 * 4096: 2 * 4096}
     assert locked.is_one_registration(4, 7)
     assert not locked.is_one_registration(3, 4)
+    locked.close()
+    assert cudart.locked == {}
+
+
+def test_locking_in_the_background_follows_the_memory_that_is_there(monkeypatch: pytest.MonkeyPatch):
+    cudart = FakeCudart()
+    monkeypatch.setattr(cuda_copy_engine, "_cudart", lambda: cudart)
+    monkeypatch.setattr(cuda_copy_engine, "_LOCK_STEP_BYTES", 4 * 4096)
+    host = np.zeros((10, 4096), dtype=np.uint8)
+    backed = 4 * 4096
+    locked = LockedSlots(host)
+    locked.follow(lambda: backed)
+    base, deadline = host.ctypes.data, time.monotonic() + 20
+    while base not in cudart.locked and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert list(cudart.locked) == [base]  # the rest has no memory yet
+    backed = host.nbytes
+    while len(cudart.locked) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert cudart.locked == {base: 4 * 4096, base + 4 * 4096: 4 * 4096, base + 8 * 4096: 2 * 4096}
     locked.close()
     assert cudart.locked == {}
 
