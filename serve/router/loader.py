@@ -106,6 +106,9 @@ class Loader:
             load.jobs[job] = group
             load.waiting.add(job)
             self._by_job[job] = load
+        if not load.jobs:  # what the device lacks has no bytes
+            load.begun_at = load.asked_at
+            self._loaded(load, load.asked_at)
 
     def take_reply(self, reply: AcquireReply, now: float) -> None:
         """The manager's answer. One that nobody waits for any more is given back."""

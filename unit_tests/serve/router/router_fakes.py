@@ -33,7 +33,8 @@ VOCAB = 61
 EOS = 7
 EPOCH = 3
 PAGE_BYTES = 4096
-OBJECT_BYTES = {"state": 10000}  # three host slots; a page of every other group has one
+# A state takes three host slots, and a rest nothing: it is empty at boundaries. A page of every other group takes one.
+OBJECT_BYTES = {"state": 10000, "rest": 0}
 HASHER = PageHasher(b"k" * 32, b"test", PAGE)
 
 
@@ -56,6 +57,7 @@ SPECS = {
     "window": GroupSpec("window", HitPolicy.TRAILING_PAGES, -(-WINDOW_TOKENS // PAGE)),
     "state": GroupSpec("state", HitPolicy.EXACT_CHECKPOINT),
     "tail": GroupSpec("tail", HitPolicy.EXACT_CHECKPOINT),
+    "rest": GroupSpec("rest", HitPolicy.EXACT_CHECKPOINT),
 }
 
 
@@ -96,7 +98,7 @@ class _Row:
 class FakeWorker:
     """Runs plans. A page holds the token ids that were computed into it, and every read checks them.
 
-    A page of a group with checkpoints holds all tokens that its state has seen.
+    A page of a group with checkpoints holds all tokens that its state has seen, a rest those behind the last boundary.
     """
 
     def __init__(self, rank: int, table: RequestTable, groups: tuple[str, ...]) -> None:
@@ -153,7 +155,8 @@ class FakeWorker:
             for group in self._checkpointed:
                 (working,) = pages[group]
                 restored = join.restores.get(group)
-                self._pages[group, working] = [] if restored is None else list(self._pages[group, restored])
+                is_empty = restored is None or not OBJECT_BYTES.get(group, PAGE_BYTES)
+                self._pages[group, working] = [] if is_empty else list(self._pages[group, restored])
             assert self._read(row) == tokens[: join.num_cached]
         for number, group, pages in plan.new_pages:
             self.rows[number].pages[group].extend(pages)
@@ -167,9 +170,10 @@ class FakeWorker:
                 assert place >= 0
                 page = row.pages[group][place]  # IndexError: a token without a page
                 self._pages.setdefault((group, page), [None] * PAGE)[position % PAGE] = token
-        for group in self._checkpointed:
-            self._pages[group, row.pages[group][0]] += new
         row.num_computed += count
+        for group in self._checkpointed:
+            working = self._pages[group, row.pages[group][0]] + new
+            self._pages[group, row.pages[group][0]] = self._state_of(group, working, row.num_computed)
 
     def _read(self, row: _Row) -> list[int]:
         """The computed prefix, checked against the pages as far as the next token sees them."""
@@ -182,8 +186,15 @@ class FakeWorker:
                 found.append(self._pages[group, page][position % PAGE])
             assert found == known[first:], f"a page of {group} does not hold the right prefix"
         for group in self._checkpointed:
-            assert self._pages[group, row.pages[group][0]] == known, f"{group} is not the state of the prefix"
+            state = self._state_of(group, known, row.num_computed)
+            assert self._pages[group, row.pages[group][0]] == state, f"{group} is not the state of the prefix"
         return known
+
+    @staticmethod
+    def _state_of(group: str, tokens: list[int], num_computed: int) -> list[int]:
+        """What a state keeps of the tokens that it has seen."""
+        is_whole = OBJECT_BYTES.get(group, PAGE_BYTES) > 0
+        return tokens if is_whole else tokens[len(tokens) - num_computed % PAGE :]
 
 
 @dataclass

@@ -24,6 +24,7 @@ GROUPS = [
     ("full", "state"),
     ("full", "window", "state"),
     ("full", "state", "tail"),
+    ("full", "rest"),
     ("window",),
     ("state",),
 ]

@@ -5,7 +5,14 @@ import pytest
 from serve.types import FinishReason
 from unit_tests.serve.router.router_fakes import PAGE, Client, Harness, prompt_of
 
-HYBRIDS = [("full", "window"), ("full", "state"), ("full", "window", "state", "tail"), ("window",), ("state",)]
+HYBRIDS = [
+    ("full", "window"),
+    ("full", "state"),
+    ("full", "rest"),
+    ("full", "window", "state", "tail"),
+    ("window",),
+    ("state",),
+]
 STATEFUL = [groups for groups in HYBRIDS if "state" in groups]
 
 

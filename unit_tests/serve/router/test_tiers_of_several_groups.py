@@ -178,3 +178,14 @@ def test_a_full_host_evicts_all_objects_of_a_page_together():
     harness.evict_device()
     harness.serve(prompt_of(60, 3), max_tokens=5)
     harness.check_idle()
+
+
+def test_states_without_bytes_come_back_without_a_job():
+    harness = TierHarness(groups=("full", "rest"), num_slots=128)
+    harness.serve(prompt_of(100), max_tokens=1)
+    harness.ledger.groups["rest"].flush()
+    harness.ledger.index_version += 1
+    assert tiers_of(harness.serve(prompt_of(100), max_tokens=5)) == [0, 6, 0]
+    assert harness.jobs_of(LoadPages) == []
+    assert {job.group for job in harness.jobs_of(StorePages)} == {"full"}
+    harness.check_idle()

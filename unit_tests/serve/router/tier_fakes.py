@@ -135,6 +135,7 @@ class TierHarness(Harness):
         formats = [
             ObjectFormat(group, index, PAGE, (size,))
             for index, (group, size) in enumerate(zip(self.groups, sizes, strict=True))
+            if size
         ]
         num_starts = self.arena.begin_management()
         host = HostTier.build(self.arena, formats, num_starts, self.clock)
