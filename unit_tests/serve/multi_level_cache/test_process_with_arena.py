@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ from serve.ipc.pipe import MessagePipe
 from serve.ipc.request_table import RequestTable, TableShape
 from serve.launcher.arena import arena_fds, make_arena
 from serve.multi_level_cache.checksum import object_checksums, unit_seeds
-from serve.multi_level_cache.object_format import object_formats
+from serve.multi_level_cache.object_format import ObjectFormat, object_formats
 from serve.types import JobId, JobResult, SamplingParams
 
 ROOT = Path(__file__).parents[3]
@@ -47,14 +47,27 @@ Reply = TypeVar("Reply", bound=Message)
 NAMES = [bytes([page + 1]) * 32 for page in range(4)]
 RANGE = [PageRange("full", 0, 4)]
 LEAF = Leaf("kv", (0, 1), (2, 64), "float32", ShardKind.HEAD, 2)
-LAYOUT = StateLayout(16, (StateGroup("full", StateKind.FULL, HitPolicy.ALL_PAGES, 16, (LEAF,)),))
+FULL = StateGroup("full", StateKind.FULL, HitPolicy.ALL_PAGES, 16, (LEAF,))
+LAYOUT = StateLayout(16, (FULL,))
+STATE_LEAF = Leaf("state", (2, 3), (96, 64), "float32", ShardKind.HEAD, 2)
+SEVERAL = StateLayout(
+    16,
+    (
+        FULL,
+        StateGroup("window", StateKind.BOUNDED, HitPolicy.TRAILING_PAGES, 16, (LEAF,), 20),
+        StateGroup("state", StateKind.BOUNDED, HitPolicy.EXACT_CHECKPOINT, 16, (STATE_LEAF,)),
+    ),
+)
 
 
 class Model:
     """As much of `ModelFacts` as the arena needs."""
 
+    def __init__(self, layout: StateLayout = LAYOUT) -> None:
+        self.layout = layout
+
     def describe(self, config: ResolvedConfig) -> dict[str, Any]:
-        return {"layout": msgspec.to_builtins(LAYOUT)}
+        return {"layout": msgspec.to_builtins(self.layout)}
 
 
 def config(run_dir: Path, cache_bytes: int = 4 << 20, disk: Path | None = None) -> ResolvedConfig:
@@ -80,11 +93,12 @@ def config(run_dir: Path, cache_bytes: int = 4 << 20, disk: Path | None = None) 
 class Server:
     """Launcher, router and worker 0 around the process."""
 
-    def __init__(self, run_dir: Path, disk: Path | None = None) -> None:
+    def __init__(self, run_dir: Path, disk: Path | None = None, layout: StateLayout = LAYOUT) -> None:
+        self.model = Model(layout)
         self.config = config(run_dir, disk=disk)
         self.run_dir = run_dir
         self.table = RequestTable.create(TableShape(4, 2048, 16))
-        arena = make_arena(self.config, Model())  # type: ignore[arg-type]
+        arena = make_arena(self.config, self.model)  # type: ignore[arg-type]
         assert arena is not None
         self.arena = arena
         self.router, self.worker = Inbox(run_dir, "router.1"), Inbox(run_dir, "pages-0.1")
@@ -100,7 +114,7 @@ class Server:
                 pass_fds=[theirs.fileno(), *fds.values()],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
-        model = Model().describe(self.config)
+        model = self.model.describe(self.config)
         self.pipe.send(ChildStart(1, self.config.model_dump_json().encode(), model, fds))
         assert self.pipe.receive() == [ChildReady("cache", 0, {})]
         self.pipe.send(EngineUp(1, {"namespace": "ab" * 32}))
@@ -220,6 +234,68 @@ def test_a_killed_manager_serves_from_disk_what_it_had_stored(run_dir: Path, tmp
         assert server.control("check") == []
     finally:
         server.close()
+
+
+def test_objects_of_several_groups_are_stored_found_and_promoted_each_by_its_own_format(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """Pages of all places, the last two of a window, and one state of several slots, by a job for each group."""
+    server = Server(run_dir, tmp_path / "cache", SEVERAL)
+    formats = {form.group: form for form in object_formats(SEVERAL)}
+    wanted = {"full": range(4), "window": range(2, 4), "state": range(3, 4)}
+    ranges = {group: PageRange(group, pages[0], len(pages)) for group, pages in wanted.items()}
+    contents: dict[tuple[str, int], np.ndarray] = {}
+    try:
+        server.wait_until_backed()
+        generation = server.table.fill(2, np.zeros(70, np.uint32), SamplingParams(max_tokens=1), b"r" * 32, NAMES)
+        for job, group in enumerate(wanted, 1):
+            claimed = server.ask(Claim(JobId(1, job), 2, generation, [ranges[group]], 1, 60.0), ClaimReply)
+            assert [page for _, page, _, _ in claimed.granted] == list(wanted[group])
+            for _, page, slots, _ in claimed.granted:
+                assert len(slots) == formats[group].num_slots(server.arena.shape.slot_bytes)
+                contents[group, page] = write_object(server, formats[group], page, slots)
+            server.to_cache.send(Begin(JobId(1, job)))
+            server.to_cache.send(JobAnswer(JobId(1, job), 0, JobResult.DONE))
+        deadline = time.monotonic() + 60
+        while server.control("statistics")["objects"]["durability"] != {"durable": 7}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert len({form.num_slots(server.arena.shape.slot_bytes) for form in formats.values()}) > 1
+        found = {"full": b"\x0f", "window": b"\x0c", "state": b"\x08"}
+        assert server.ask(Probe(1, 2, generation, 4), ProbeReply).host == found
+        server.process.kill()
+        server.process.wait()
+        server.arena.payload[:] = 0
+        server.start()
+        resync = receive(server.worker)
+        assert isinstance(resync, Resync)
+        server.to_cache.send(SlotsInUse(resync.nonce, 0, [], []))
+        server.wait_until_backed()
+        probed = server.ask(Probe(1, 2, generation, 4), ProbeReply)
+        assert (probed.host, probed.disk) == (dict.fromkeys(found, b"\0"), found)
+        for job, group in enumerate(wanted, 11):
+            granted = server.ask(Acquire(JobId(1, job), 2, generation, [ranges[group]], 1, 60.0), AcquireReply)
+            assert granted.promoted == len(wanted[group])
+            size = len(granted.slots[0]) // len(wanted[group])
+            for number, page in enumerate(wanted[group]):
+                slots = granted.slots[0][number * size : (number + 1) * size]
+                data = np.concatenate([server.arena.payload[slot] for slot in slots])[: formats[group].object_bytes]
+                assert (data == contents[group, page]).all()
+        assert server.control("check") == []
+    finally:
+        server.close()
+
+
+def write_object(server: Server, form: ObjectFormat, page: int, slots: Sequence[int]) -> np.ndarray:
+    """Random bytes of an object, over its slots, with their checksums; returns them."""
+    data = np.random.default_rng(page).integers(0, 256, form.object_bytes, dtype=np.uint8)
+    size = server.arena.shape.slot_bytes
+    for number, slot in enumerate(slots):
+        part = data[number * size : (number + 1) * size]
+        server.arena.payload[slot, : len(part)] = part
+    seeds = unit_seeds([NAMES[page]], form.group_index, form.unit_bytes)[0]
+    server.arena.checksum[slots[0], : len(seeds)] = object_checksums(data, form.unit_bytes, seeds)
+    return data
 
 
 def test_a_claim_lapses_without_a_message(server: Server) -> None:
