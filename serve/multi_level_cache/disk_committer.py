@@ -9,6 +9,7 @@ import logging
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -101,12 +102,18 @@ class DiskCommitter:
         self._open_index = open_index
         self._tell = tell
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="disk-committer", daemon=True)
         self._thread.start()
 
     def submit(self, command: Command) -> None:
         """Any thread may call; commands are carried out in order."""
         self._commands.put(command)
+
+    def is_hung(self, timeout_s: float) -> bool:
+        """What is being carried out has taken longer than that."""
+        since = self._busy_since
+        return since is not None and time.monotonic() - since > timeout_s
 
     def close(self, timeout_s: float) -> bool:
         """Carry out what was submitted, then close the index; False when that takes longer."""
@@ -132,12 +139,14 @@ class DiskCommitter:
         """Takes out of the batch what is answered. False: the index is of no use any more."""
         try:
             while batch:
+                self._busy_since = time.monotonic()
                 stores = _leading_stores(batch)
                 if stores:
                     self._commit_stores(index, stores)
                 else:
                     self._carry_out(index, batch[0])
                 del batch[: len(stores) or 1]
+            self._busy_since = None
         except Exception as error:  # whoever waits for an answer must have one, and the tier must know
             self._give_up(error)
             return False

@@ -362,6 +362,8 @@ class DiskTier(SecondaryTier):
         hung = self._transfers.num_hung(self._options.hang_s)
         if hung >= MAX_HUNG:
             self._health.turn_off(f"{hung} reads or writes hang")
+        if self._is_adopted and self._committer.is_hung(self._options.hang_s):
+            self._health.turn_off("a sync or the index hangs")
         if not self._is_serving:
             self._transfers.refuse_queued()
         if self._clock() - self._flushed_at >= LAST_USE_PERIOD_S:

@@ -187,6 +187,8 @@ class CacheProcess:
         self._post.close()
         if self._grower is not None:
             self._grower.close()
+        if self._faults is not None:
+            self._faults.release()
         if self._disk is not None:
             self._disk.close(CLOSE_DISK_S)
 

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -408,3 +409,20 @@ def test_an_index_of_another_namespace_only_is_served_empty(directory: Path):
     disk = Disk(directory, namespace=bytes(reversed(SPACE[:-1])) + b"x")
     assert found(disk) == [False] * len(NAMES)
     disk.tier.close(10)
+
+
+def test_a_sync_that_hangs_turns_the_tier_off(tmp_path: Path):
+    faults = FaultInjector(parse_faults("disk.fdatasync:hang:n=2"))
+    disk = Disk(tmp_path, hang_s=0.05, faults=faults)
+    disk.store("a")
+    disk.tier.can_accept(4096)
+    disk.tier.submit_store(disk.store_request("b"))
+    time.sleep(0.2)
+    disk.tier.tick()
+    assert disk.tier.capacity().off_reason == "a sync or the index hangs"
+    assert disk.has("a") == [False]
+    faults.release()
+    assert disk.wait().outcome is TransferOutcome.DONE
+    again = disk.reopen()
+    assert again.has("a", "b") == [True, True]
+    again.tier.close(10)
