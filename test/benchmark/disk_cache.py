@@ -47,7 +47,6 @@ PREFIX = 3000  # tokens
 FORMAT = ObjectFormat("full", 0, 64, (491520, 491520, 491520))  # a page of SmolLM2-135M in bfloat16
 NUM_PAGES = 128
 LAPS = 6
-PAIRS = 5
 INDEX_PAGES = 200_000
 GIB = 2**30
 
@@ -225,14 +224,14 @@ class Servers:
             yield server
 
 
-def measure_first_token(servers: Servers, disk: Path, make: Prompts) -> Result:
+def measure_first_token(servers: Servers, disk: Path, make: Prompts, num_pairs: int) -> Result:
     with servers(disk) as server:
-        for seed in range(2 * PAIRS):
+        for seed in range(2 * num_pairs):
             first_token(server, make(seed))
         settle(server)
     ours, other, found = [], [], []
     with servers(disk) as server:
-        for seed in range(PAIRS):
+        for seed in range(num_pairs):
             other.append(first_token(server, make(1000 + seed))[0])
             settle(server)
             elapsed, tiers = first_token(server, make(seed))
@@ -244,14 +243,14 @@ def measure_first_token(servers: Servers, disk: Path, make: Prompts) -> Result:
     return Result("first token from disk against computing", "s", ours, other, at_most=1 / 12, notes=notes)
 
 
-def measure_slow_disk(servers: Servers, disk: Path, make: Prompts) -> Result:
+def measure_slow_disk(servers: Servers, disk: Path, make: Prompts, num_pairs: int) -> Result:
     """Reads of a page take a second: bringing a prefix up takes longer than to compute it."""
     ours, other = [], []
     with (
         servers(disk, "--fault_inject", "disk.pread:delay=1.0") as slow,
         servers(None) as without,
     ):
-        for seed in range(2 * PAIRS):
+        for seed in range(2 * num_pairs):
             pair = [(slow, ours), (without, other)]
             for server, times in pair if seed % 2 else reversed(pair):
                 times.append(first_token(server, make(seed))[0])
@@ -260,7 +259,7 @@ def measure_slow_disk(servers: Servers, disk: Path, make: Prompts) -> Result:
     return Result("slowed disk against no disk tier", "s", ours, other, at_most=1.05, uses_means=True)
 
 
-def measure_large_index(servers: Servers, disk: Path) -> Result:
+def measure_large_index(servers: Servers, disk: Path, num_pairs: int) -> Result:
     """Rows of the server's own namespace and format, in sparse segments."""
     index = DiskIndex(disk)
     segments = index.segments()
@@ -272,7 +271,7 @@ def measure_large_index(servers: Servers, disk: Path) -> Result:
         shutil.copy(disk / "key", directory / "key")
     fill_index(large, namespace, slot_bytes)
     ours, other, adopted = [], [], []
-    for _ in range(3):
+    for _ in range(num_pairs):
         for directory, times in ((empty, other), (large, ours)):
             with servers(directory, disk_gib=400) as server:
                 times.append(server.start_s)
@@ -339,6 +338,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=Path, help="on the disk to be measured; default: where temporary files go")
     parser.add_argument("--only", default="restore,first_token,slow_disk,large_index", help="parts, by commas")
+    parser.add_argument("--pairs", type=int, default=5, help="how often each is measured")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     parts = options.only.split(",")
@@ -351,9 +351,9 @@ def main() -> int:
         needs_pages = bool({"slow_disk", "large_index"} & set(parts))
         steps: list[tuple[str, Callable[[], Result], str]] = [
             ("restore", lambda: measure_restore(Path(where) / "restore"), "ratio"),
-            ("first_token", lambda: measure_first_token(servers, disk, make), "ratio"),
-            ("slow_disk", lambda: measure_slow_disk(servers, disk, make), "ratio"),
-            ("large_index", lambda: measure_large_index(servers, disk), "difference"),
+            ("first_token", lambda: measure_first_token(servers, disk, make, options.pairs), "ratio"),
+            ("slow_disk", lambda: measure_slow_disk(servers, disk, make, options.pairs), "ratio"),
+            ("large_index", lambda: measure_large_index(servers, disk, min(3, options.pairs)), "difference"),
         ]
         for name, measure, what in steps:
             if name in parts or (name == "first_token" and needs_pages):
