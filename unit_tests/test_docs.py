@@ -24,7 +24,9 @@ HELP = {
     "varve cache flush": ("cache", "flush"),
 }
 NOT_OURS = re.compile(r"^\s*(curl|git|pip|python -m pip|nvidia-smi|nsys|perf|taskset|numactl|vllm|llama-\w+|docker)\b")
-BY_OTHERS = {"--help", "--version", "--config"}
+SCRIPTS = [path for path in (ROOT / "test").rglob("*.py") if "ArgumentParser" in path.read_text()]
+BY_SCRIPTS = {flag for path in SCRIPTS for flag in re.findall(r'add_argument\("(--\w+)"', path.read_text())}
+BY_OTHERS = {"--help", "--version", "--config"} | BY_SCRIPTS
 
 
 def help_of(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:

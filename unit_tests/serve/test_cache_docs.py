@@ -41,7 +41,7 @@ def test_sizes_are_those_of_the_layout(model: str, layers: int, heads: int, dim:
 
 
 def test_flags_exist_with_their_defaults() -> None:
-    names = set(re.findall(r"`--(\w+)`", TEXT)) - {"base_url", "fix", "tp"}
+    names = set(re.findall(r"`--(\w+)`", TEXT)) - {"base_url", "fix", "paired", "tp"}
     assert names <= set(ServeConfig.model_fields), names - set(ServeConfig.model_fields)
 
 
