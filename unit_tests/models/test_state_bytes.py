@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 
 import pytest
+import transformers
 
 from models.config import CompressionConfig, LinearAttentionConfig, MlaConfig, ModelConfig, RopeConfig
+from models.config_hf import read_hf_config
 from models.layer_types import LayerType
 from models.state_layout import HitPolicy, StateGroup, StateKind, derive_layout, page_multiple
 from unit_tests.models.builders import tiny_config
@@ -124,6 +126,32 @@ def test_bytes_a_token_and_a_checkpoint_are_the_published_ones(name: str):
     checkpoint = sum(at_boundary(group) for group in groups if group.kind is not StateKind.FULL)
     assert checkpoint == known.checkpoint
     assert math.isclose(checkpoint / MIB, ROUNDED_MIB.get(name, 0), rel_tol=0.01)
+
+
+FLASH_RATIOS = [0, 0, *[4, 128] * 20, 4]
+PUBLISHED = {  # the defaults of transformers' config classes, and where they are another model's, what differs
+    "mistral-7b-v0.1": ("MistralConfig", "MistralForCausalLM", {}),
+    "gpt-oss-120b": ("GptOssConfig", "GptOssForCausalLM", {}),
+    "deepseek-v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", {}),
+    "qwen3-next-80b": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {}),
+    "qwen3.5-32-layers": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
+    "deepseek-v4-flash": ("DeepseekV4Config", "DeepseekV4ForCausalLM", {"compress_ratios": FLASH_RATIOS}),
+    "deepseek-v4-pro": ("DeepseekV4Config", "DeepseekV4ForCausalLM", {"num_hidden_layers": 61}),
+}
+KNOWN_ONLY_AS_PUBLISHED = {"deepseek-v4-pro": Sizes(29 * 320 + 32 * 8, 61 * 127 * 1024 + 29 * 3 * 640 * 4)}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_bytes_come_from_the_published_config_alone(name: str, tmp_path):
+    config_name, architecture, changes = PUBLISHED[name]
+    written = getattr(transformers, config_name)(architectures=[architecture], **changes)
+    written.save_pretrained(tmp_path)
+    config = read_hf_config(tmp_path)
+    page = math.lcm(64, page_multiple(config))
+    groups = derive_layout(config, page, "bfloat16").groups
+    full = sum(group.bytes_per_page for group in groups if group.kind is StateKind.FULL) / page
+    checkpoint = sum(at_boundary(group) for group in groups if group.kind is not StateKind.FULL)
+    assert Sizes(full, checkpoint) == {**KNOWN, **KNOWN_ONLY_AS_PUBLISHED}[name]
 
 
 def test_recurrent_states_are_float32_whatever_the_caches_are():
