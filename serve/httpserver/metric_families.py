@@ -34,16 +34,15 @@ def counter(name: str, text: str, labels: Labels, values: Values) -> Any:
 
 
 def histogram(name: str, text: str, labels: Labels, values: Mapping[Any, Data]) -> Any:
-    """A family of histograms; what is none is left out. The router and the manager name bounds and sum differently."""
+    """A family of histograms; what is none is left out."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for label_values, data in values.items():
-        bounds, counts = data.get("bounds") or data.get("bounds_s"), data.get("counts")
-        total = number_of(data, "sum") or number_of(data, "total_s")
+        bounds, counts = data.get("bounds"), data.get("counts")
         if not isinstance(bounds, list) or not isinstance(counts, list) or len(counts) != len(bounds) + 1:
             continue
         buckets, running = [], 0.0
         for bound, count in zip([*(str(float(bound)) for bound in bounds), "+Inf"], counts, strict=True):
             running += count
             buckets.append((bound, running))
-        family.add_metric(label_values, buckets, total)
+        family.add_metric(label_values, buckets, number_of(data, "sum"))
     return family

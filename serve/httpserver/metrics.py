@@ -7,7 +7,6 @@ its predecessor's snapshot, so that counters never fall.
 
 import logging
 import os
-from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
+from serve.histogram import Histogram
 from serve.httpserver import metric_families
 
 logger = logging.getLogger(__name__)
@@ -43,18 +43,12 @@ class Counter:
         self.values[label_values] = self.values.get(label_values, 0.0) + amount
 
 
-class Histogram:
-    """Counts of observations by `SECONDS`."""
+class Times(Histogram):
+    """Counts of seconds by `SECONDS`."""
 
     def __init__(self, help_text: str) -> None:
+        super().__init__(SECONDS)
         self.help = help_text
-        self.counts = [0] * (len(SECONDS) + 1)
-        self.sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.sum += seconds
 
 
 class HttpMetrics:
@@ -67,10 +61,10 @@ class HttpMetrics:
         self.generated_tokens = Counter("Tokens generated")
         self.aborted = Counter("Sequences aborted before their end")
         self.output_seconds = Counter("Time in which tokens became text for clients to take")
-        self.prepare = Histogram("From a request's head to its submission: body, template, tokens, page names")
-        self.first_token = Histogram("From submission to the first token")
-        self.next_token = Histogram("Between tokens of a sequence")
-        self.request = Histogram("From a request's head to the end of its answer")
+        self.prepare = Times("From a request's head to its submission: body, template, tokens, page names")
+        self.first_token = Times("From submission to the first token")
+        self.next_token = Times("Between tokens of a sequence")
+        self.request = Times("From a request's head to the end of its answer")
         self.gauges: dict[str, float] = {}
 
     def counters(self) -> dict[str, Counter]:
@@ -84,7 +78,7 @@ class HttpMetrics:
             "varve_http_output_seconds": self.output_seconds,
         }
 
-    def histograms(self) -> dict[str, Histogram]:
+    def histograms(self) -> dict[str, Times]:
         """Histograms by metric name."""
         return {
             "varve_http_prepare_seconds": self.prepare,
@@ -167,8 +161,7 @@ class _Collector:
         for name, counter in self._total.counters().items():
             yield metric_families.counter(name, counter.help, counter.labels, counter.values)
         for name, histogram in self._total.histograms().items():
-            data = {"bounds": list(SECONDS), "counts": histogram.counts, "sum": histogram.sum}
-            yield metric_families.histogram(name, histogram.help, (), {(): data})
+            yield metric_families.histogram(name, histogram.help, (), {(): histogram.as_data()})
         for name, value in self._total.gauges.items():
             text = f"{name.removeprefix('varve_').replace('_', ' ')}, of all processes"
             yield metric_families.gauge(name, text, (), {(): value})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from serve.histogram import Histogram
 from serve.ipc.wakeup import Wakeup
 from serve.multi_level_cache.disk_adoption import Adoption, AdoptionEnd, FoundObjects, FoundSegments
 from serve.multi_level_cache.disk_committer import (
@@ -47,7 +48,7 @@ from serve.multi_level_cache.secondary_tier import (
     TransferOutcome,
     TransferResult,
 )
-from serve.multi_level_cache.statistics import AgeHistogram, TransferMeter
+from serve.multi_level_cache.statistics import AGE_BOUNDS_S, TransferMeter
 
 LAST_USE_PERIOD_S = 60.0
 MAX_HUNG = 2
@@ -87,7 +88,7 @@ class DiskTier(SecondaryTier):
         self._counts: Counter[str] = Counter()
         self._health = DiskHealth(self._counts, clock)
         self._loads, self._stores = TransferMeter(), TransferMeter()
-        self._eviction_ages = AgeHistogram()
+        self._eviction_ages = Histogram(AGE_BOUNDS_S)
         self._flushed_at = clock()
         self._is_closed = False
         pool = IoPool(options.num_threads, max(form.object_bytes for form in formats))

@@ -1,34 +1,16 @@
 """Counters of the host tier, as plain data for the control plane and the metrics."""
 
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve.histogram import Histogram
 from serve.multi_level_cache.page_state import DropReason, TierTicket
 
 AGE_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
 TRANSFER_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-
-
-class AgeHistogram:
-    """Counts of times by upper bound in seconds; the last bucket has none."""
-
-    def __init__(self, bounds_s: tuple[float, ...] = AGE_BOUNDS_S) -> None:
-        self.bounds_s = bounds_s
-        self.counts = [0] * (len(bounds_s) + 1)
-        self.total_s = 0.0
-
-    def observe(self, age_s: float) -> None:
-        """Count one time."""
-        self.counts[bisect_left(self.bounds_s, age_s)] += 1
-        self.total_s += age_s
-
-    def as_data(self) -> dict[str, Any]:
-        """Bounds, counts (one more than bounds) and the sum of times."""
-        return {"bounds_s": list(self.bounds_s), "counts": list(self.counts), "total_s": self.total_s}
 
 
 class TransferMeter:
@@ -37,7 +19,7 @@ class TransferMeter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun: dict[TierTicket, float] = {}
-        self.times = AgeHistogram(TRANSFER_BOUNDS_S)
+        self.times = Histogram(TRANSFER_BOUNDS_S)
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -125,7 +107,7 @@ class CacheStatistics:
     pages_persisted: int = 0
     drops: Counter[str] = field(default_factory=Counter)  # by reason
     events: Counter[str] = field(default_factory=Counter)
-    eviction_ages: AgeHistogram = field(default_factory=AgeHistogram)
+    eviction_ages: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS_S))
 
     def count_drop(self, reason: DropReason) -> None:
         """One object became EMPTY."""

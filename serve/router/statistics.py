@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve.router.histogram import Histogram
+from serve.histogram import Histogram
 from serve.router.tier_statistics import TierStatistics
 from serve.types import CacheTier, FinishReason
 
@@ -45,9 +45,9 @@ class RouterStatistics:
             "router_cpu_s": self.router_cpu_s,
             "cached_tokens": {tier.name.lower(): self.cached_tokens[tier] for tier in CacheTier},
             "finished": {reason.name.lower(): count for reason, count in self.finished.items()},
-            "step_s": self.step_s.snapshot(),
-            "queue_s": self.queue_s.snapshot(),
-            "first_token_s": self.first_token_s.snapshot(),
-            "request_s": self.request_s.snapshot(),
+            "step_s": self.step_s.as_data(),
+            "queue_s": self.queue_s.as_data(),
+            "first_token_s": self.first_token_s.as_data(),
+            "request_s": self.request_s.as_data(),
             "tiers": self.tiers.snapshot(),
         }

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from serve.router.histogram import Histogram
+from serve.histogram import Histogram
 from serve.types import CacheTier, JobResult
 
 
@@ -54,7 +54,7 @@ class TransferStatistics:
             "num_pages": self.num_pages,
             "num_bytes": self.num_bytes,
             "num_busy_seconds": self.busy_s,
-            "job_s": self.job_s.snapshot(),
+            "job_s": self.job_s.as_data(),
             **{f"num_jobs_{result.name.lower()}": count for result, count in self.num_ended.items()},
             **{f"num_dropped_{reason.value}": count for reason, count in self.num_dropped.items()},
         }

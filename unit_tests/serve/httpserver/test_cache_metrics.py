@@ -60,5 +60,5 @@ def test_a_part_that_is_away_costs_its_own_numbers_only():
 
 def test_statistics_of_another_shape_break_nothing():
     odd = {"tiers": 3, "pages": {"full": None}, "cached_tokens": [], "slots": {"total": 1}, "drops": {"x": "y"}}
-    odd["lower_tier"] = {"load_times": {"bounds_s": [1.0], "counts": [1]}, "off_reason": 5}
+    odd["lower_tier"] = {"load_times": {"bounds": [1.0], "counts": [1]}, "off_reason": 5}
     assert metrics_of(odd, odd)["varve_cache_host_slots", "total"] == 1

@@ -30,8 +30,8 @@ def test_counters_get_their_suffix_and_gauges_none():
 
 def test_histograms_are_cumulative_and_what_is_none_is_left_out():
     data = {"bounds": [0.5, 1.0], "counts": [1, 2, 3], "sum": 9.0}
-    for_manager = {"bounds_s": [2.0], "counts": [4, 0], "total_s": 5.0}
-    values = {("a",): data, ("b",): for_manager, ("c",): {"bounds": [1.0], "counts": [1]}, ("d",): {}}
+    other = {"bounds": [2.0], "counts": [4, 0], "sum": 5.0}
+    values = {("a",): data, ("b",): other, ("c",): {"bounds": [1.0], "counts": [1]}, ("d",): {}}
     lines = lines_of(metric_families.histogram("varve_x_seconds", "Times", ("tier",), values))
     assert 'varve_x_seconds_bucket{le="0.5",tier="a"} 1.0' in lines
     assert 'varve_x_seconds_bucket{le="1.0",tier="a"} 3.0' in lines

@@ -3,7 +3,6 @@
 from serve.ipc.messages import OutputBatch, SlotReleased
 from serve.router.outputs import Outputs
 from serve.router.request import RequestKey
-from serve.router.statistics import Histogram
 from serve.types import FinishReason
 from unit_tests.serve.router.test_request import make_request
 
@@ -42,10 +41,3 @@ def test_a_refusal_is_a_last_output_with_a_code():
     (output,) = sent[0].outputs
     assert (output.slot, output.generation, output.finish_reason) == (3, 9, FinishReason.ERROR)
     assert (output.error, output.error_code) == ("too many requests are waiting", 429)
-
-
-def test_a_histogram_puts_values_below_their_bound():
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 99.0):
-        histogram.observe(value)
-    assert histogram.snapshot() == {"bounds": [1.0, 2.0], "counts": [2, 1, 1], "sum": 102.0}
