@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from serve.ipc.wakeup import Wakeup
 from serve.multi_level_cache.memory_limits import available_bytes
 
 STEP_BYTES = 1 << 30
@@ -47,7 +48,7 @@ class ArenaGrower:
         self._news: list[Growth] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="arena-grower", daemon=True)
 
     def start(self) -> None:
@@ -56,14 +57,11 @@ class ArenaGrower:
 
     def fileno(self) -> int:
         """Readable when `poll_finished` has something new."""
-        return self._wakeup
+        return self._wakeup.fileno()
 
     def poll_finished(self) -> Growth | None:
         """The newest state, once; None when nothing has changed."""
-        try:
-            os.eventfd_read(self._wakeup)
-        except BlockingIOError:
-            return None
+        self._wakeup.clear()
         with self._lock:
             news, self._news = self._news, []
         return news[-1] if news else None
@@ -73,7 +71,7 @@ class ArenaGrower:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-        os.close(self._wakeup)
+        self._wakeup.close()
 
     def _run(self) -> None:
         backed = 0
@@ -101,4 +99,4 @@ class ArenaGrower:
     def _tell(self, growth: Growth) -> None:
         with self._lock:
             self._news.append(growth)
-        os.eventfd_write(self._wakeup, 1)
+        self._wakeup.set()
