@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from serve.multi_level_cache.checksum import object_checksums, unit_seeds
-from serve.multi_level_cache.disk_adoption import SEGMENT_PREFIX
+from serve.multi_level_cache.disk_adoption import SEGMENT_PREFIX, segment_path
 from serve.multi_level_cache.disk_directory import KEY_BYTES, KEY_FILE, DirectoryLock, DiskDirectoryError
 from serve.multi_level_cache.disk_index import INDEX_FILE, DiskIndex, ObjectRow, SegmentRow
 from serve.multi_level_cache.object_format import ObjectFormat
@@ -181,7 +181,7 @@ class _Checker:
                 path.unlink()
 
     def _path(self, number: int) -> Path:
-        return self._directory / f"{SEGMENT_PREFIX}{number:08d}"
+        return segment_path(self._directory, number)
 
 
 @contextlib.contextmanager
