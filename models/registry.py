@@ -13,6 +13,7 @@ _FAMILIES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "GptOssForCausalLM": "gpt_oss",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",

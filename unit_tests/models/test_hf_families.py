@@ -1,9 +1,13 @@
 """What config.json of families with states of several kinds says, and which tensors of theirs are not served."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from models.config import ExpertScore, ModelConfig, load_model_config
@@ -12,7 +16,7 @@ from models.layer_types import LayerType
 from models.source import resolve_model
 from models.state_layout import page_multiple
 from unit_tests.models.builders import PagedRunner, ThreadGroup, load
-from unit_tests.models.state_families import build, logits_of, save, some_tokens
+from unit_tests.models.state_families import CASES, build, logits_of, save, some_tokens
 
 LINEAR, FULL, WINDOW = LayerType.LINEAR, LayerType.FULL, LayerType.SHARED_WINDOW
 LIGHT, HEAVY = LayerType.COMPRESSED, LayerType.HEAVILY_COMPRESSED
@@ -215,3 +219,40 @@ def test_gpt_oss(written):
     assert (config.attention_bias, config.attention_out_bias, config.rope.truncate) == (True, True, False)
     with pytest.raises(ModelError, match="quantized by 'gptq'"):
         config_of(written("gpt_oss", quantization_config={"quant_method": "gptq"}))
+
+
+@pytest.fixture(scope="module")
+def gemma_with_images(tmp_path_factory):
+    """A checkpoint that sees images, and its model."""
+    text = {key: value for key, value in CASES["gemma3"][2].items() if key != "pad_token_id"}
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+    }
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config={**vision, "patch_size": 14}, mm_tokens_per_image=4
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    directory = tmp_path_factory.mktemp("images")
+    model.save_pretrained(directory)
+    return directory, model
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_of_a_gemma3_that_sees_images_the_language_model_is_served(gemma_with_images, is_old, tmp_path):
+    directory, model = gemma_with_images
+    shutil.copytree(directory, tmp_path / "copy")
+    if is_old:  # as the hub has it
+        tensors = load_file(directory / "model.safetensors")
+        names = {name: re.sub(r"^model\.language_model\.", "language_model.model.", name) for name in tensors}
+        renamed = {re.sub(r"^model\.(vision|multi)", r"\1", new): tensors[old] for old, new in names.items()}
+        save_file(renamed, tmp_path / "copy" / "model.safetensors", metadata={"format": "pt"})
+    tokens = some_tokens(70, 1)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0]
+    ours = PagedRunner(load(tmp_path / "copy").model).step([(0, tokens)])
+    assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
