@@ -3,11 +3,7 @@ from pathlib import Path
 import pytest
 
 from serve import machine
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+from unit_tests.serve.helpers import write_file
 
 
 @pytest.mark.parametrize(
@@ -27,13 +23,13 @@ def test_the_tightest_quota_counts(
 ) -> None:
     root, member = tmp_path / "cgroup", tmp_path / "membership"
     for name, text in files.items():
-        write(root / name, text)
+        write_file(root / name, text)
     member.write_text(membership)
     assert machine.cgroup_quota(root, member) == expected
 
 
 def test_a_quota_below_one_core_still_leaves_one(tmp_path: Path) -> None:
-    write(tmp_path / "cpu.max", "50000 100000")
+    write_file(tmp_path / "cpu.max", "50000 100000")
     assert machine.usable_cores(tmp_path, tmp_path / "none") == 1
 
 

@@ -42,14 +42,6 @@ class Ends:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
-    bench.assign(*range(32))
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
 def ends(run_dir: Path, bench: Bench) -> Iterator[Ends]:
     parts = bench.rank().parts
     ends = Ends(run_dir, lambda answerer: StagingEngine(parts, answerer))

@@ -1,7 +1,5 @@
 """Bytes: any split over ranks can be read at any other, and whatever is damaged is found before it is used."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -10,14 +8,6 @@ from serve.types import JobResult
 from unit_tests.serve.model_infer.staging_bench import Bench, make_layout
 
 DONE, FAILED = JobResult.DONE, JobResult.FAILED
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
-    bench.assign(*range(32))
-    yield bench
-    bench.close()
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 5])

@@ -290,13 +290,13 @@ def test_bytes_are_written_and_synced_before_their_row(disk: Disk, monkeypatch: 
 def test_a_slot_is_free_only_after_its_row_and_its_readers_are_gone(disk: Disk, monkeypatch: pytest.MonkeyPatch):
     disk.store("a")
     free = disk.tier._space.num_free(4096)
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
     read = SegmentFile.read
-    monkeypatch.setattr(SegmentFile, "read", lambda *arguments: (gate.wait(10), read(*arguments)))
+    monkeypatch.setattr(SegmentFile, "read", lambda *arguments: (begun.set(), gate.wait(60), read(*arguments)))
     views = [np.zeros(4096, dtype=np.uint8)]
     disk.tier.submit_load(LoadRequest(disk.ticket(), PageKey(page_name("a"), "full"), FULL, views))
     disk.tier.evict([PageKey(page_name("a"), "full")])
-    time.sleep(0.05)
+    assert begun.wait(60)
     assert disk.tier.poll_finished() == []
     assert disk.tier._space.num_free(4096) == free, "a read goes on"
     gate.set()
@@ -333,11 +333,14 @@ def test_reads_that_hang_turn_the_tier_off_and_still_end(tmp_path: Path, monkeyp
     disk.store("a", "b", "c")
     gate = threading.Event()
     read = SegmentFile.read
-    monkeypatch.setattr(SegmentFile, "read", lambda *arguments: (gate.wait(10), read(*arguments)))
+    monkeypatch.setattr(SegmentFile, "read", lambda *arguments: (gate.wait(60), read(*arguments)))
     views = [np.zeros(4096, dtype=np.uint8)]
     for name in ("a", "b", "c"):
         disk.tier.submit_load(LoadRequest(disk.ticket(), PageKey(page_name(name), "full"), FULL, views))
-    time.sleep(0.1)
+    deadline = time.monotonic() + 30
+    while disk.tier._transfers.num_hung(0.05) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
     disk.tier.tick()
     assert "hang" in str(disk.tier.capacity().off_reason)
     assert disk.has("a", "b", "c") == [False] * 3

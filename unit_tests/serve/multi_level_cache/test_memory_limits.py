@@ -5,18 +5,14 @@ from pathlib import Path
 import pytest
 
 from serve.multi_level_cache.memory_limits import available_bytes
+from unit_tests.serve.helpers import write_file
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    put(tmp_path / "proc/meminfo", "MemTotal: 9999999 kB\nMemAvailable:    1000000 kB\n")
-    put(tmp_path / "proc/self/cgroup", "0::/a/b\n")
+    write_file(tmp_path / "proc/meminfo", "MemTotal: 9999999 kB\nMemAvailable:    1000000 kB\n")
+    write_file(tmp_path / "proc/self/cgroup", "0::/a/b\n")
     return tmp_path
-
-
-def put(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def test_without_groups_the_machine_decides(root: Path):
@@ -26,24 +22,24 @@ def test_without_groups_the_machine_decides(root: Path):
 
 
 def test_the_tightest_group_above_decides(root: Path):
-    put(root / "sys/fs/cgroup/a/memory.max", "500000\n")
-    put(root / "sys/fs/cgroup/a/memory.current", "300000\n")
-    put(root / "sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 50000\n")
-    put(root / "sys/fs/cgroup/a/b/memory.max", "max\n")
-    put(root / "sys/fs/cgroup/a/b/memory.current", "300000\n")
+    write_file(root / "sys/fs/cgroup/a/memory.max", "500000\n")
+    write_file(root / "sys/fs/cgroup/a/memory.current", "300000\n")
+    write_file(root / "sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 50000\n")
+    write_file(root / "sys/fs/cgroup/a/b/memory.max", "max\n")
+    write_file(root / "sys/fs/cgroup/a/b/memory.current", "300000\n")
     assert available_bytes(root) == 250000
 
 
 def test_a_group_that_is_over_its_limit_leaves_nothing(root: Path):
-    put(root / "sys/fs/cgroup/a/b/memory.max", "100")
-    put(root / "sys/fs/cgroup/a/b/memory.current", "300")
+    write_file(root / "sys/fs/cgroup/a/b/memory.max", "100")
+    write_file(root / "sys/fs/cgroup/a/b/memory.current", "300")
     assert available_bytes(root) == 0
 
 
 def test_groups_of_the_first_version_count_too(root: Path):
-    put(root / "proc/self/cgroup", "5:cpu:/x\n4:memory:/c\n0::/\n")
-    put(root / "sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9000")
-    put(root / "sys/fs/cgroup/memory/c/memory.usage_in_bytes", "2000")
+    write_file(root / "proc/self/cgroup", "5:cpu:/x\n4:memory:/c\n0::/\n")
+    write_file(root / "sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9000")
+    write_file(root / "sys/fs/cgroup/memory/c/memory.usage_in_bytes", "2000")
     assert available_bytes(root) == 7000
 
 

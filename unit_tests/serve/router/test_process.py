@@ -28,6 +28,7 @@ from serve.ipc.messages import (
 from serve.ipc.pipe import MessagePipe
 from serve.ipc.request_table import RequestTable, TableShape
 from serve.types import FinishReason, SamplingParams
+from unit_tests.serve.helpers import falls_idle
 from unit_tests.serve.router.router_fakes import EPOCH, HASHER, PAGE, FakeWorker, expected_tokens, prompt_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -155,16 +156,13 @@ def test_an_idle_router_uses_no_cpu(child: RouterChild):
     child.pipe.send(EngineUp(EPOCH, INFO))
     child.submit(prompt_of(20), max_tokens=2)
     child.serve()
-    time.sleep(0.1)
-    before = cpu_ticks(child.process.pid)
-    time.sleep(0.6)
-    assert cpu_ticks(child.process.pid) - before <= 1
+    assert falls_idle(lambda: cpu_s(child.process.pid), most_s=0.01)
 
 
-def cpu_ticks(pid: int) -> int:
-    """User and system time of a process, in clock ticks (a hundredth of a second)."""
+def cpu_s(pid: int) -> float:
+    """User and system time of a process, in steps of a hundredth of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_the_process_never_loads_torch(child: RouterChild):
