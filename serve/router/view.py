@@ -59,7 +59,9 @@ class ViewMaker:
         room = self._ledger.room()
         needs = tuple(PageNeed(row) for row, _ in _by_age(batch.needy)) if batch.needy else ()
         is_short = not pages_coming and self.lacks_pages(room)
-        candidates = self._candidates(now, blocked) if is_admitting and len(self._queue) else ()
+        may_admit = is_admitting and len(self._queue) > 0 and batch.num_free_rows > 0
+        arriving = self._arriving() if may_admit else frozenset()
+        candidates = self._candidates(now, blocked, arriving) if may_admit else ()
         return SchedulerView(
             num_decoding=len(batch.decoding),
             free_rows=batch.num_free_rows,
@@ -69,7 +71,7 @@ class ViewMaker:
             prefilling=self._prefill_rows() if batch.prefilling else (),
             candidates=candidates,
             victims=self._victims() if is_short else (),
-            computing=self._arriving() if candidates else frozenset(),
+            computing=arriving if candidates else frozenset(),
             pages_coming=pages_coming,
             leaving={group: self._pipeline.num_leaving(group) for group in self._windows},
             growing=self._growing,
@@ -126,10 +128,10 @@ class ViewMaker:
         """Names that are worth waiting for: pages that rows compute next, and those that are being loaded."""
         return self.computing() | self._tiers.coming
 
-    def _candidates(self, now: float, blocked: Blocked | None) -> tuple[Candidate, ...]:
+    def _candidates(self, now: float, blocked: Blocked | None, arriving: Set[bytes]) -> tuple[Candidate, ...]:
         """Waiting requests that this step might admit: no more than could get tokens, one while the pool is full."""
         budget = self._limits.batch_max_tokens - len(self._batch.decoding) - len(self._batch.prefilling)
-        if not self._batch.num_free_rows or budget <= 0:
+        if budget <= 0:
             return ()
         most = 1 if blocked is Blocked.PAGES else MAX_CANDIDATES
         candidates: list[Candidate] = []
@@ -137,7 +139,7 @@ class ViewMaker:
         for request in self._queue:
             if request.status is RequestStatus.LOOKING_UP or not self._tiers.is_candidate(request, now):
                 continue
-            candidate = self._candidate(request, now)
+            candidate = self._candidate(request, now, arriving)
             candidates.append(candidate)
             if candidate.first_name is None or candidate.first_name not in first_names:  # others will be held
                 first_names.add(candidate.first_name)
@@ -146,9 +148,9 @@ class ViewMaker:
                 break
         return tuple(candidates)
 
-    def _candidate(self, request: Request, now: float) -> Candidate:
+    def _candidate(self, request: Request, now: float, arriving: Set[bytes]) -> Candidate:
         load = self._tiers.loaded(request)
-        return self._unloaded(request, now) if load is None else self._loaded(request, load.plan.num_pages)
+        return self._unloaded(request, now, arriving) if load is None else self._loaded(request, load.plan.num_pages)
 
     def _loaded(self, request: Request, num_pages: int) -> Candidate:
         """It holds its prefix already."""
@@ -164,7 +166,7 @@ class ViewMaker:
             stop=self._stop(request, num_pages, due),
         )
 
-    def _unloaded(self, request: Request, now: float) -> Candidate:
+    def _unloaded(self, request: Request, now: float, arriving: Set[bytes]) -> Candidate:
         match = self.match(request)
         num_pages = match.num_pages
         due = self.due(request, num_pages)
@@ -179,7 +181,7 @@ class ViewMaker:
             new_pages=self._needs.joining(request, num_pages),
             growth=self._needs.growth(request, num_pages),
             idle_hits=self._ledger.num_idle(match),
-            wanted_name=self._wanted_name(request, num_pages, first_name) if is_usable else None,
+            wanted_name=self._wanted_name(request, num_pages, first_name, arriving) if is_usable else None,
             first_name=first_name,
             held_s=held_s,
             hold_limit_s=self._costs.recompute_s(self.hold_tokens(request), now) if is_usable else 0.0,
@@ -206,11 +208,13 @@ class ViewMaker:
             return request.names[due[0] // self._ledger.page_size - 1] if due else None
         return request.names[num_pages] if num_pages < len(request.names) else None
 
-    def _wanted_name(self, request: Request, num_pages: int, first_name: bytes | None) -> bytes | None:
+    def _wanted_name(
+        self, request: Request, num_pages: int, first_name: bytes | None, arriving: Set[bytes]
+    ) -> bytes | None:
         """The page to wait for, if it comes: the next one, or any where a state is being kept."""
         if not self._checkpoints:
             return first_name
-        arriving, usable = self._arriving(), (request.num_tokens - 1) // self._ledger.page_size
+        usable = (request.num_tokens - 1) // self._ledger.page_size
         return next((name for name in request.names[num_pages:usable] if name in arriving), first_name)
 
     def hold_tokens(self, request: Request) -> int:
