@@ -1,5 +1,7 @@
 """Decode steps by replay: the same texts as without, and padding that touches nothing but the spare page."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -106,6 +108,29 @@ def test_rows_that_leave_become_padding():
     assert attention.positions.tolist() == [2, 0, 0, 0]
     assert attention.page_table[:, 0].tolist() == [7, 10, 10, 10]
     assert attention.query_starts.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_working_pages_of_padding_are_the_spare_one():
+    groups = {
+        "full": GroupPool({"kv": torch.zeros(11, 1)}, PAGE, 3),
+        "recurrent": GroupPool({"state": torch.zeros(7, 1)}, PAGE, 0),
+    }
+    buffers = DecodeBuffers(groups, 4, CPU)
+    assert buffers.batch(4).state_pages["recurrent"].tolist() == [6, 6, 6, 6]
+    buffers.fill(with_working(make_batch([(5, 9, [3, 1, 2]), (6, 2, [7]), (8, 4, [0])]), [4, 0, 2]))
+    assert buffers.batch(4).state_pages["recurrent"].tolist() == [4, 0, 2, 6]
+    buffers.fill(with_working(make_batch([(6, 3, [7])]), [0]))
+    batch = buffers.batch(2)
+    assert batch.state_pages["recurrent"].tolist() == [0, 6]
+    assert batch.attention["recurrent"].page_table.shape == (2, 0)
+    assert batch.leaves["recurrent"] is groups["recurrent"].leaves
+
+
+def with_working(batch: ForwardBatch, pages: list[int]) -> ForwardBatch:
+    """The same step of a model that also has a group of checkpoints."""
+    no_pages = torch.empty((len(pages), 0), dtype=torch.int32)
+    attention = {**batch.attention, "recurrent": dataclasses.replace(batch.attention["full"], page_table=no_pages)}
+    return dataclasses.replace(batch, attention=attention, state_pages={"recurrent": torch.tensor(pages)})
 
 
 def test_a_table_is_copied_again_after_its_rows_were_padding():
