@@ -120,12 +120,14 @@ class _Division:
         return self._checkpoints(cost, num_tokens)
 
     def _window_pages(self, cost: PageCost, num_tokens: int) -> int:
-        """Windows of the running requests, the chunks of two plans, and as much again for cached prefixes; all tokens
-        where the model has nothing but windows."""
+        """Windows of the running requests and the chunks of two plans; for cached prefixes as much again, or a window
+        an interval of tokens where that is more. All tokens where the model has nothing but windows."""
         everything = cost.pages_for(num_tokens)
         if self._full_bytes:
             chunks = 2 * (cost.pages_for(self._request.chunk_tokens) + 1)
-            everything = min(everything, 2 * (self.num_requests * (cost.window_pages + 2) + chunks))
+            running = self.num_requests * (cost.window_pages + 2) + chunks
+            cached = max(running, num_tokens // self._request.checkpoint_interval * cost.window_pages)
+            everything = min(everything, running + cached)
         return max(everything, cost.window_pages + 2)
 
     def _checkpoints(self, cost: PageCost, num_tokens: int) -> int:

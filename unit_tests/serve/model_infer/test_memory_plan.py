@@ -107,6 +107,12 @@ def test_windows_get_what_running_requests_reach_and_as_much_again():
     assert 9_999 * MIB <= plan.pool_bytes <= REQUEST.budget_bytes
 
 
+def test_much_memory_keeps_a_window_for_each_interval_of_cached_tokens():
+    plan = plan_memory({**COSTS, "window": WINDOW}, replace(REQUEST, is_cpu=False, budget_bytes=200_000 * MIB))
+    assert plan.num_pages["window"] == 16 * (8 + 2) + 2 * 33 + plan.num_tokens // 2048 * 8
+    assert plan.num_pages["window"] > 0.25 * plan.num_pages["full"]
+
+
 def test_windows_never_get_more_than_all_tokens_need_nor_less_than_one_request_does():
     plan = plan_memory({**COSTS, "window": WINDOW}, replace(REQUEST, max_total_token_num=2050))
     assert plan.num_pages == {"full": 33, "window": 33}
