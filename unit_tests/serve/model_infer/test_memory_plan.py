@@ -97,7 +97,8 @@ TAIL = PageCost(64, 1 << 14, HitPolicy.EXACT_CHECKPOINT)
 
 
 def test_windows_get_what_running_requests_reach_and_as_much_again():
-    plan = plan_memory({**COSTS, "window": WINDOW}, replace(REQUEST, is_cpu=False))
+    request = replace(REQUEST, is_cpu=False, checkpoint_interval=1 << 20)
+    plan = plan_memory({**COSTS, "window": WINDOW}, request)
     assert plan.num_requests == 16
     assert plan.num_pages["window"] == 2 * (16 * (8 + 2) + 2 * 33)
     assert plan.pool_bytes == sum(
