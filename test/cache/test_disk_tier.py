@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_engine import BOUNDARY_LENGTHS, CacheServer, Load, Tokens, make_prompt, make_trees, usable
+from tiny_engine import BOUNDARY_LENGTHS, PAGE, CacheServer, Load, Tokens, make_prompt, make_trees, usable
 
 Start = Callable[..., contextlib.AbstractContextManager[CacheServer]]
 SLOT = 8192
@@ -44,18 +44,38 @@ def kill_all(server: CacheServer) -> None:
     shutil.rmtree(server.server.run_dir)  # what only a launcher that lives can do
 
 
+def three_turns(server: CacheServer, seed: str) -> tuple[Tokens, int]:
+    """A conversation's history, and where the prompt of its third turn ends: that much is stored."""
+    history: Tokens = []
+    for turn in range(3):
+        history += make_prompt(40, (seed, turn))
+        end_of_prompt = len(history)
+        history += server.check(history, 24).tokens
+    return history, end_of_prompt
+
+
+def check_fourth_turn(server: CacheServer, history: Tokens, end_of_prompt: int) -> None:
+    """The three prompts come from disk; before it, nothing else has loaded them."""
+    answer = server.check(history + make_prompt(40, "the fourth"), 24)
+    assert answer.disk == answer.cached == end_of_prompt // PAGE * PAGE
+
+
 def test_restarts_over_tp_sizes(start_tiers: Start, tmp_path: Path):
-    """TP 2 writes and TP 1 reads; then TP 1 writes and TP 2 reads."""
+    """TP 2 writes and TP 1 reads; then TP 1 writes and TP 2 reads. Conversations go on over both restarts."""
     prompts, later = boundary_prompts(), [make_prompt(85, ("later", number)) for number in range(6)]
     disk = tmp_path / "pages"
     with start_tiers("--tp", "2", disk=disk) as server:
         assert all(answer.cached == 0 for answer in server.check_all(prompts, 8))
+        conversation = three_turns(server, "first")
         server.check_clean()
     with start_tiers(disk=disk) as server:
+        check_fourth_turn(server, *conversation)
         assert disk_tokens(server, prompts) == [usable(prompt) for prompt in prompts]
         server.check_all(later)
+        conversation = three_turns(server, "second")
         server.check_clean()
     with start_tiers("--tp", "2", disk=disk) as server:
+        check_fourth_turn(server, *conversation)
         assert disk_tokens(server, later) == [usable(prompt) for prompt in later]
         server.check_clean()
 

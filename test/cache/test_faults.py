@@ -1,10 +1,13 @@
 """Faults on purpose under 16 streams: every request ends, and its text is that of a run without faults."""
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_engine import CacheServer, Load, make_prompt, make_trees
+from tiny_engine import CacheServer, Load, Tokens, make_prompt, make_trees
 
 NUM_STREAMS = 16
 POOL = ("--max_total_token_num", "2048")
@@ -72,6 +75,85 @@ def test_a_fault_of_the_disk_tier_by_itself(served: CacheServer, site: str, faul
     assert f"{site}:{kind}" in grown
     if (site, kind) == ("disk.read", "bitflip"):
         assert "checksum_failures" in grown, after
+
+
+SYSCALL_FAULTS = [
+    "disk.pread:delay=0.3:p=0.2",
+    "disk.pread:hang:n=2",
+    "disk.pread:bitflip:p=0.1",
+    "disk.pread:short:p=0.1",
+    "disk.pread:fail:p=0.1",
+    "disk.fdatasync:fail:n=3",
+    "disk.pwrite:full:n=5",
+    "disk.pwrite:short:n=5",
+]
+"""After an error nothing is stored for a minute: pages that cannot be read get fewer, and a server has one bad store."""
+SLOWEST_S = 20.0
+"""The longest that a request may take: a grant is waited for at most 5 s, then it recomputes, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def stored(start_tiers: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the pages of `syscall_prompts`, as a server has left it."""
+    disk = tmp_path_factory.mktemp("syscalls") / "pages"
+    with start_tiers(*POOL, disk=disk) as server:
+        server.check_all(syscall_prompts(), NUM_STREAMS)
+        server.settle()
+    return disk
+
+
+def syscall_prompts() -> list[Tokens]:
+    return make_trees(6, 4, "syscalls", 4 * 16)
+
+
+@pytest.fixture(scope="module")
+def reading(start_tiers: Callable[..., Any], stored: Path) -> Iterator[CacheServer]:
+    """Its host holds a small part of the pages that are on disk."""
+    with start_tiers(*POOL, "--fault_inject", NO_FAULT, host_pages=24, disk=stored) as server:
+        yield server
+
+
+@pytest.mark.parametrize("rule", [rule for rule in SYSCALL_FAULTS if "pread" in rule])
+def test_a_read_that_goes_wrong(reading: CacheServer, rule: str):
+    """Each kind by itself: what does not come from disk is recomputed, in time and with the same text."""
+    before, kind = reading.cache_statistics()["lower_tier"], rule.split(":")[1].partition("=")[0]
+    reading.call(MANAGER, "inject", faults=rule)
+    times = timed_rounds(reading, syscall_prompts(), 2)
+    reading.call(MANAGER, "inject", faults="")
+    after = reading.check_clean()["lower_tier"]
+    assert max(times) < SLOWEST_S
+    assert after["faults"].get(f"disk.pread:{kind}", 0) > before["faults"].get(f"disk.pread:{kind}", 0)
+    counter = {"fail": "loads_failed", "bitflip": "loads_corrupt"}.get(kind)
+    if counter is not None:
+        assert after[counter] > before.get(counter, 0)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in SYSCALL_FAULTS if "pread" not in rule])
+def test_a_store_that_goes_wrong(start_tiers: Callable[..., Any], tmp_path: Path, rule: str):
+    with start_tiers(*POOL, "--fault_inject", rule, host_pages=24, disk=tmp_path / "pages") as server:
+        times = timed_rounds(server, syscall_prompts(), 2)
+        tier = server.check_clean()["lower_tier"]
+    assert max(times) < SLOWEST_S
+    assert sum(tier["faults"].values()) == 1
+    assert tier["stores_failed"] >= 1
+    assert tier["errors"] >= 1
+    assert tier["is_paused"]
+
+
+def timed_rounds(server: CacheServer, prompts: list[Tokens], num_rounds: int) -> list[float]:
+    """Seconds of each request of all streams; each text is compared."""
+
+    def check(prompt: Tokens) -> float:
+        began = time.monotonic()
+        server.check(prompt)
+        return time.monotonic() - began
+
+    times: list[float] = []
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        for _ in range(num_rounds):
+            times += pool.map(check, prompts)
+            server.call("router", "flush")
+    return times
 
 
 def test_faults_of_all_kinds_at_all_sites_at_once(served: CacheServer):
