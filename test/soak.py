@@ -1,8 +1,8 @@
 """Streams for a long time over tiers that are all too small: `python test/soak.py --seconds 1200`, or `make soak`.
 
-The working set is three times the host tier and the device pool, and twice the disk quota, so that a sixth of the prompts
-is on disk alone; what is there is loaded, whether it pays or not. At the end every text has been right, every tier has been
-hit, the books are in order, no process has grown, and prompts were found about as often as an LRU would have.
+The working set is three times the host tier and the device pool, and twice the disk quota, so that a sixth of the
+prompts is on disk alone; what is there is loaded, whether it pays or not. At the end every text has been right, every
+tier has been hit, the books are in order, no process has grown, and prompts were found about as often as an LRU would.
 """
 
 import argparse

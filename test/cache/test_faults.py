@@ -87,7 +87,7 @@ SYSCALL_FAULTS = [
     "disk.pwrite:full:n=5",
     "disk.pwrite:short:n=5",
 ]
-"""After an error nothing is stored for a minute: pages that cannot be read get fewer, and a server has one bad store."""
+"""After an error nothing is stored for a minute: what cannot be read is lost, and a server has one bad store."""
 SLOWEST_S = 20.0
 """The longest that a request may take: a grant is waited for at most 5 s, then it recomputes, on a busy machine."""
 
