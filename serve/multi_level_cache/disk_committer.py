@@ -146,10 +146,11 @@ class DiskCommitter:
                 else:
                     self._carry_out(index, batch[0])
                 del batch[: len(stores) or 1]
-            self._busy_since = None
         except Exception as error:  # whoever waits for an answer must have one, and the tier must know
             self._give_up(error)
             return False
+        finally:
+            self._busy_since = None
         return True
 
     def _give_up(self, error: Exception) -> None:

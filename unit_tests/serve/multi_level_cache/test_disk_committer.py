@@ -48,6 +48,7 @@ def test_what_is_no_error_of_the_disk_fails_all_commands_from_there_on(tmp_path:
     ]
     assert events.get(timeout=60) == Committed(commands[0], "there is no index")
     assert committer.close(60)
+    assert not committer.is_hung(-1.0)
 
 
 def fail(*arguments: object) -> None:
