@@ -164,7 +164,7 @@ def pool_rows(kv_layer: torch.Tensor) -> torch.Tensor:
 def num_prefill_splits(num_programs: int, max_context_len: int, page_size: int) -> int:
     """Programs that share a tile's keys: as many as fill the chip, of at least eight pages each; few values in all."""
     most = min(TARGET_PROGRAMS // num_programs, max_context_len // (8 * page_size))
-    return 16 if most >= 16 else 4 if most >= 4 else 1
+    return 16 if most >= 4 else 4 if most >= 2 else 1
 
 
 def paged_prefill(

@@ -16,6 +16,7 @@ from models.parallel import TensorParallel
 from serve.model_infer.attention_state.coordinator import StateCoordinator
 from serve.model_infer.decode_buffers import DecodeBuffers, GroupPool
 from serve.model_infer.page_table import PageTable
+from serve.model_infer.tail_graph import TailGraph
 
 # Padding costs little where a step reads mostly weights, and more in large batches.
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -85,6 +86,8 @@ class DecodeGraphs:
         # One result for all graphs: a tensor from each graph's own memory would keep it from the others.
         self._logits = torch.empty(self.sizes[-1], vocab_size, dtype=torch.float32, device=device)
         self._replays: dict[int, Replay] = {}
+        has_tables = all(group.max_pages for group in groups.values())
+        self._tail = TailGraph(model, groups, vocab_size, device, self._capture) if has_tables else None
 
     @torch.inference_mode()
     def capture_all(self) -> None:
@@ -92,6 +95,12 @@ class DecodeGraphs:
         self._buffers.clear()
         for size in reversed(self.sizes):  # the largest needs the most memory, which the others then find
             self._replay_of(size)
+        if self._tail is not None:
+            self._tail.capture()
+
+    def forward_tail(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """Logits [1, vocab] of the last token of a batch of one sequence; None where there is no graph for it."""
+        return None if self._tail is None else self._tail.forward(batch)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """Logits of a step in which every sequence has one new token and wants its logits, in packed order.

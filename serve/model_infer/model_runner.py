@@ -178,11 +178,13 @@ class ModelRunner:
         return sampled
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        if self._graphs is not None and inputs.is_decode and self._recording is None:
-            logits = self._graphs.forward(inputs.forward)
-            if logits is not None:
-                return logits
-        return self._model.forward(inputs.forward)
+        logits = None
+        if self._graphs is not None and self._recording is None:
+            if inputs.is_decode:
+                logits = self._graphs.forward(inputs.forward)
+            elif inputs.is_tail:
+                logits = self._graphs.forward_tail(inputs.forward)
+        return self._model.forward(inputs.forward) if logits is None else logits
 
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> PendingTokens | None:
         """Rank 0 samples; the ids reach every rank's batch."""

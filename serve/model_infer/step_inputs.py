@@ -41,3 +41,8 @@ class StepInputs:
     def is_decode(self) -> bool:
         """Whether every sequence has one new token and samples, so that logits rows are packed rows in order."""
         return len(self.sample_rows) == self.num_tokens and not self.prompt_spans
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether one sequence computes several tokens up to its next one, and nothing else is wanted."""
+        return len(self.rows) == 1 == len(self.sample_rows) and self.num_tokens > 1 and not self.prompt_spans

@@ -9,6 +9,7 @@ from kernels.interface import AttentionBatch
 from models.forward import ForwardBatch
 from serve.model_infer.decode_buffers import DecodeBuffers, GroupPool
 from serve.model_infer.graphs import DecodeGraphs, graph_sizes
+from serve.model_infer.tail_graph import TAIL_TOKENS
 from unit_tests.serve.model_infer.builders import CPU, FakeTable
 from unit_tests.serve.model_infer.tiny_llama import VOCAB, Driver, follows_greedily, make_runner, random_prompt
 
@@ -37,8 +38,10 @@ class FakeModel:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         attention = batch.attention["full"]
         self.sizes.append(len(batch.token_ids))
-        columns = (batch.token_ids, attention.positions, attention.context_lens, attention.page_table[:, 0])
-        return torch.stack([column.float() for column in columns], dim=1)
+        of_tokens = attention.sequence_ids.long()
+        contexts, pages = attention.context_lens[of_tokens], attention.page_table[of_tokens, 0]
+        columns = (batch.token_ids, attention.positions, contexts, pages)
+        return torch.stack([column.float() for column in columns], dim=1)[batch.logits_rows]
 
 
 def make_batch(rows: list[tuple[int, int, list[int]]]) -> ForwardBatch:
@@ -93,7 +96,7 @@ def test_all_sizes_are_captured_with_padding_only():
     graphs, model = make_graphs()
     graphs.forward(make_batch([(5, 9, [3, 1, 2])] * 5))
     graphs.capture_all()
-    assert model.sizes == [8, 8, 4, 2, 1]
+    assert model.sizes == [8, 8, 4, 2, 1, TAIL_TOKENS]
     assert graphs._logits[:4].tolist() == [[0, 0, 1, 10]] * 4  # the spare page
 
 
@@ -168,3 +171,36 @@ def test_texts_are_those_of_the_model_and_only_the_spare_page_is_touched(num_row
     used = {page for pages in driver.pages.values() for page in pages}
     unused = [page for page in range(len(pool) - 1) if page not in used]
     assert not pool[unused].any()
+
+
+@pytest.mark.parametrize(("before", "tail"), [(0, 2), (16, 16), (20, 30), (3, 47)])
+def test_the_tail_of_a_prompt_is_replayed_and_touches_only_its_own_pages_and_the_spare_one(before: int, tail: int):
+    table = FakeTable(num_tokens=512)
+    runner = make_runner(table)
+    leaves = runner._states.leaves()["full"]
+    graphs = runner._graphs = DecodeGraphs(runner._model, {"full": GroupPool(leaves, 16, 4)}, 8, VOCAB, CPU, FakeGraph)
+    graphs.capture_all()
+    driver = Driver(runner, table)
+    for row in range(2):  # the second one finds the buffers as the first one left them
+        prompt = random_prompt(before + tail, row)
+        driver.join(row, row, prompt)
+        if before:
+            driver.run({row: before}, paused=[0] if row else None)
+        replays = graphs._tail._replay.num_replays
+        driver.run({row: tail}, paused=[0] if row else None)
+        assert graphs._tail._replay.num_replays == replays + 1
+    for _ in range(5):
+        driver.run()
+    for slot in range(2):
+        assert follows_greedily(driver.prompts[slot], driver.outputs[slot])
+    used = {page for pages in driver.pages.values() for page in pages}
+    unused = [page for page in range(len(leaves["kv"]) - 1) if page not in used]
+    assert not leaves["kv"][unused].any()
+
+
+def test_more_than_a_tail_is_left_to_the_model():
+    graphs, model = make_graphs()
+    batch = make_batch([(5, 9, [3, 1, 2])] * (TAIL_TOKENS + 1))
+    assert graphs.forward_tail(batch) is None
+    assert graphs.forward_tail(make_batch([(1, 13, [0, 1, 2, 3])])) is None
+    assert model.sizes == []
