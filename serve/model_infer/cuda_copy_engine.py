@@ -16,7 +16,7 @@ from serve.model_infer.page_runs import PageRun, page_runs
 # The arena is page-locked in steps as jobs come to use it, since locking takes memory that may not be there yet.
 _LOCK_STEP_BYTES = 256 << 20
 # A step keeps the driver from everything else for some 10 ms: requests get their turn between two.
-_FOLLOW_PAUSE_S = 0.01
+_FOLLOW_PAUSE_S = 0.03
 _FOLLOW_S = 60.0
 
 logger = logging.getLogger(__name__)

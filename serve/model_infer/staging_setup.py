@@ -36,14 +36,21 @@ def workspace_bytes(context: ChildContext, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class AttachedArena:
-    """The host arena, and on CUDA its page-locking, which goes on in the background."""
+    """The host arena; payload_fd: of its memory. locked: on CUDA, what page-locks it."""
 
     arena: HostArena
+    payload_fd: int
     locked: "LockedSlots | None" = None
+
+    def lock_in_background(self) -> None:
+        """Page-lock what is backed with memory. It takes seconds and slows down all that calls CUDA: not in a start."""
+        if self.locked is not None:
+            watched = os.dup(self.payload_fd)  # the arena closes its own
+            self.locked.follow(lambda: os.fstat(watched).st_blocks * 512)
 
 
 def attach_arena(context: ChildContext, device: torch.device) -> AttachedArena | None:
-    """None when the server has no host tier. Early: locking takes seconds. Raises StartError."""
+    """None when the server has no host tier. Raises StartError."""
     if "arena" not in context.fds:
         return None
     payload = context.fds["arena"]
@@ -52,13 +59,10 @@ def attach_arena(context: ChildContext, device: torch.device) -> AttachedArena |
     except SegmentError as error:
         raise StartError(str(error)) from error
     if device.type != "cuda":
-        return AttachedArena(arena)
+        return AttachedArena(arena, payload)
     from serve.model_infer.cuda_copy_engine import LockedSlots
 
-    locked = LockedSlots(arena.payload)
-    watched = os.dup(payload)  # the arena closes its own
-    locked.follow(lambda: os.fstat(watched).st_blocks * 512)
-    return AttachedArena(arena, locked)
+    return AttachedArena(arena, payload, LockedSlots(arena.payload))
 
 
 def build_staging(

@@ -69,7 +69,6 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     with clock.phase("join_group"):
         store = context.run_dir / f"tp-{context.epoch}.store"
         group = join_group(context.index, config.serve.tp, device, store, config.serve.step_timeout)
-    arena = attach_arena(context, device)
     backend = get_backend(device, num_threads=config.threads_per_worker)
     shapes = _checked_shapes(context, group, backend)
     compiling = _start_compiling(config, backend, shapes)
@@ -84,18 +83,18 @@ def start_worker(context: ChildContext) -> tuple[Worker, ChildReady]:
     runner, graphs = _make_runner(context, model, states, plan, group, backend, device)
     with clock.phase("warm_up"):
         compiling.result()
-        if graphs is None:
-            warm_up(model.loaded.model, states, config.batch_max_tokens, device)
-        else:
-            _warm_up_variants(context, model, states, group, device)
+        warm_up(model.loaded.model, states, config.batch_max_tokens, device)
     if graphs is not None:
+        with clock.phase("compile"):
+            _warm_up_variants(context, model, states, group, device)
         with clock.phase("capture"):
             graphs.capture_all()
     with clock.phase("staging"):
-        staging = None
+        arena, staging, copy_bytes_per_s = attach_arena(context, device), None, dict[str, float]()
         if arena is not None:
             staging = build_staging(context, arena, model.layout, states.pools(), group.size, group.rank)
-        copy_bytes_per_s = {} if staging is None else _measure_copies(staging)
+            copy_bytes_per_s = _measure_copies(staging)
+            arena.lock_in_background()
     memory = {**plan.summary(), "staging": staging_bytes, "steps": step_memory}
     ready = _ready(context, model.loaded, plan.num_pages, memory, clock)
     ready.info["copy_bytes_per_s"] = copy_bytes_per_s
