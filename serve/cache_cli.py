@@ -1,4 +1,5 @@
-"""`varve cache`: look into, check and flush the cache of a running server, or check a disk cache directory offline."""
+"""`varve cache`: look into, check and flush the cache of a running server, check a disk cache directory offline, or
+whether a model caches right."""
 
 import argparse
 import json
@@ -25,6 +26,7 @@ _SECTIONS = {
     "ls": "Pages of the host, most recently used first.",
     "check": "Check the books of a running server, or, with --disk_cache_dir, a directory that no server uses.",
     "flush": "Flush all tiers: once it is done, no page of before is hit.",
+    "validate": "Check that a model's states come back from every tier as they were, and that none is missed.",
 }
 _EPILOG = (
     "A running server is asked over HTTP (--base_url, with the server's --admin_api_key), or, on the same machine, "
@@ -58,6 +60,8 @@ def run(words: Sequence[str]) -> int:
 
 def _parser(command: str) -> LineParser:
     parser = LineParser(f"varve cache {command}", _SECTIONS[command])
+    if command == "validate":
+        return _validate_parser(parser)
     parser.epilog = _EPILOG
     parser.add_argument("--base_url", metavar="URL", help=f"the server (default: {DEFAULT_URL})")
     parser.add_argument("--admin_api_key", metavar="TEXT", help=f"the server's admin key (default: ${KEY_VARIABLE})")
@@ -70,6 +74,28 @@ def _parser(command: str) -> LineParser:
     if command == "check":
         parser.add_argument("--disk_cache_dir", metavar="PATH", help="check this directory; no server may use it")
         parser.add_argument("--fix", action="store_true", help="delete what is damaged (with --disk_cache_dir)")
+    return parser
+
+
+def _validate_parser(parser: LineParser) -> LineParser:
+    parser.epilog = (
+        "States are snapshot and restored in this process, each is dropped in turn, and a server is started twice: it "
+        "must hit on the device, in CPU memory, and after its restart on disk, with the text of a miss. "
+        "Exit codes: 0 all is well; 1 a check failed, or it could not be done; 2 a flag is wrong."
+    )
+    parser.add_argument("model", metavar="MODEL", help="as for varve serve")
+    parser.add_argument("--data_type", choices=("auto", "bfloat16", "float32"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--load_format", default="auto", metavar="TEXT", help="as for varve serve")
+    parser.add_argument(
+        "--cpu_cache_token_page_size",
+        type=int,
+        default=64,
+        metavar="N",
+        help="tokens a page (default: 64), raised to whole rows of the model's states",
+    )
+    parser.add_argument("--states_only", action="store_true", help="start no server: check what one process can")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
 
@@ -215,11 +241,20 @@ def _check_directory(options: argparse.Namespace) -> int:
     return 1 if report.num_unfixed else 0
 
 
+def _validate(options: argparse.Namespace) -> int:
+    if not 16 <= options.cpu_cache_token_page_size <= 256 or options.cpu_cache_token_page_size % 16:
+        raise ConfigError("--cpu_cache_token_page_size should be a multiple of 16 between 16 and 256")
+    from serve.validate.command import run as validate
+
+    return validate(options)
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "stats": _stats,
     "ls": _ls,
     "check": _check,
     "flush": _flush,
+    "validate": _validate,
 }
 
 
