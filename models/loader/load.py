@@ -1,6 +1,6 @@
 """From config and files to a model that can run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +18,18 @@ from models.loader.filling import WeightFilling
 from models.loader.gguf import GgufReader
 from models.loader.mxfp4 import Mxfp4Reader
 from models.loader.safetensors import SafetensorsReader, keep_name
+from models.loader.stacked_experts import StackedExpertsReader
 from models.parallel import TensorParallel
 from models.registry import load_family
 from models.sharding import shard_model
 from models.source import ModelSource, Progress
 from models.weight_plan import WeightPlan, WeightReader, check_names
+
+# Families whose checkpoints keep experts in forms of their own.
+_WRAPPERS: dict[str, Callable[[SafetensorsReader], WeightReader]] = {
+    "gpt_oss": Mxfp4Reader,
+    "qwen3_next": StackedExpertsReader,
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,8 @@ def _open_reader(config: ModelConfig, source: ModelSource, plan: WeightPlan, see
         family = load_family(config.family)
         rename = partial(family.checkpoint_name, config) if hasattr(family, "checkpoint_name") else keep_name
         stored = SafetensorsReader(source.weight_files, ignore=ignore, rename=rename)
-        return Mxfp4Reader(stored) if config.family == "gpt_oss" else stored
+        wrapper = _WRAPPERS.get(config.family)
+        return stored if wrapper is None else wrapper(stored)
     if source.kind == "gguf":
         return GgufReader(source.path, config)
     if source.kind == "dummy":

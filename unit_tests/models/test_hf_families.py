@@ -185,6 +185,31 @@ def test_the_language_model_of_one_that_sees_images(written):
     assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_experts_may_be_stacked_in_one_tensor(written, size):
+    directory = written("qwen3_5_moe")
+
+    def stacked(tensors):
+        kept = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+        for layer in range(4):
+            prefix = f"model.layers.{layer}.mlp.experts"
+            experts = [
+                [tensors[f"{prefix}.{e}.{kind}_proj.weight"] for kind in ("gate", "up", "down")] for e in range(8)
+            ]
+            kept[f"{prefix}.gate_up_proj"] = torch.stack([torch.cat(expert[:2]) for expert in experts])
+            kept[f"{prefix}.down_proj"] = torch.stack([expert[2] for expert in experts])
+        return kept
+
+    def logits(tp):
+        return PagedRunner(load(directory, tp=tp).model).step([(0, tokens)])
+
+    tokens = some_tokens(20, 1)
+    expected = ThreadGroup(size).run(logits)
+    rewrite(directory, stacked)
+    for ours, theirs in zip(ThreadGroup(size).run(logits), expected, strict=True):
+        assert ours.equal(theirs)
+
+
 def test_more_ranks_than_key_heads_are_refused(written):
     directory = written("qwen3_next")
     with pytest.raises(ModelError, match=r"--tp 3 is too large.*2 key heads"):
