@@ -1,9 +1,4 @@
-"""Greedy text of the whole engine in float32 against transformers on the same dequantised weights.
-
-The reference runs once over prompt and answer (teacher forcing): when its best token at every position is the engine's
-token, its own greedy `generate` gives the same text, by induction. A difference is allowed only where the reference's
-two best logits lie within 1e-4.
-"""
+"""Greedy text of the whole engine in float32 against transformers on the same dequantised weights."""
 
 import concurrent.futures
 from collections.abc import Iterator
@@ -15,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from teacher_forcing import TeacherForced
 
 NUM_TOKENS = 64
-TIE = 1e-4
 
 SNIPPETS = [
     "The capital of France is",
@@ -104,30 +99,16 @@ def run_all(server: Any, prompts: list[list[int]], **options: Any) -> list[dict[
     return [body["choices"][0] | {"usage": body["usage"]} for body in bodies]
 
 
-class Reference:
-    """The file's model in transformers; what it says about an answer is kept, as many servers give the same."""
+class Reference(TeacherForced):
+    """The file's model in transformers."""
 
     def __init__(self, path: Path) -> None:
-        self._model = load_reference(path)
-        self._found: dict[tuple[tuple[int, ...], tuple[int, ...]], str | None] = {}
+        super().__init__(load_reference(path))
 
     def check(self, prompt: list[int], answer: list[int]) -> None:
-        """Each token of the answer is the best at its position, or ties with it; after a tie nothing is compared."""
+        """The answer is whole, and the one that the model gives."""
         assert len(answer) == NUM_TOKENS
-        key = (tuple(prompt), tuple(answer))
-        if key not in self._found:
-            self._found[key] = self._first_mistake(prompt, answer)
-        assert self._found[key] is None
-
-    def _first_mistake(self, prompt: list[int], answer: list[int]) -> str | None:
-        with torch.inference_mode():
-            logits = self._model(torch.tensor([prompt + answer[:-1]]), logits_to_keep=len(answer)).logits[0]
-        for position, token in enumerate(answer):
-            if token != int(logits[position].argmax()):
-                gap = float(logits[position].max() - logits[position, token])
-                mistake = f"token {position} of a {len(prompt)}-token prompt: {token} is {gap} below the best"
-                return None if gap < TIE else mistake
-        return None
+        super().check(prompt, answer)
 
 
 @pytest.fixture(scope="module")
