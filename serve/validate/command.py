@@ -19,7 +19,7 @@ from serve.config_resolve import ModelShape, resolve_data_type
 from serve.errors import LaunchError
 from serve.units import format_bytes
 from serve.validate.sequences import StateEngine
-from serve.validate.states import NUM_CONTINUED, StateReport, check_states
+from serve.validate.states import NUM_CONTINUED, StateReport, check_states, unnoticed
 from serve.validate.tiers import TierCheck, TierPlan, check_tiers
 
 _SEQUENCES = 4
@@ -41,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
     except (ModelError, ValueError, NotImplementedError) as error:
         raise LaunchError(str(error)) from error
     tiers = [] if options.states_only else _tiers(options, config, layout, data_type)
-    problems = [line for report in reports for line in report.problems] + _tier_problems(tiers)
+    problems = [line for report in reports for line in report.problems]
+    problems += unnoticed(reports) + _tier_problems(tiers)
     if options.json:
         data: dict[str, Any] = {"states": [asdict(report) for report in reports]}
         print(json.dumps({**data, "tiers": [asdict(tier) for tier in tiers], "problems": problems}, indent=1))
@@ -56,8 +57,11 @@ def _device(name: str) -> torch.device:
 
 
 def boundaries(config: ModelConfig, page_size: int) -> list[int]:
-    """The first page boundary, and one behind a whole window; within the model's context."""
-    far = (-(-(config.window + 1) // page_size) + 2) * page_size
+    """The first page boundary, and one behind a whole window, and all entries that an indexer may choose, if there are
+    such; within the model's context."""
+    compression = config.compression
+    chosen = compression.index_top_k * compression.ratio if compression is not None else 0
+    far = (-(-(max(config.window, chosen) + 1) // page_size) + 2) * page_size
     most = (config.max_position_embeddings - NUM_CONTINUED) // page_size * page_size
     if most < page_size:
         raise ValueError(f"a context of {config.max_position_embeddings} tokens is too short for {page_size} a page")
@@ -110,8 +114,8 @@ def format_report(layout: StateLayout, reports: list[StateReport], tiers: list[T
     rows = [["state", "kind", "dtype", f"bytes a page of {layout.page_size}", "logits without it"]]
     for index, first in enumerate(reports[0].leaves):
         leaves = [report.leaves[index] for report in reports]
-        lost = min(leaf.lost for leaf in leaves)
-        effect = f"differ by {lost:.0e} or more" if all(leaf.is_noticed for leaf in leaves) else "THE SAME"
+        lost = max(leaf.lost for leaf in leaves)
+        effect = f"differ by {lost:.0e}" if any(leaf.is_noticed for leaf in leaves) else "THE SAME"
         names = [f"{first.group}.{first.leaf}", first.kind, first.dtype, format_bytes(first.object_bytes)]
         rows.append([*names, effect])
     lines = [format_columns(rows), ""]

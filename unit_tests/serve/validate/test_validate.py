@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.config import load_model_config
+from models.config import CompressionConfig, load_model_config
 from models.source import resolve_model
 from models.state_layout import derive_layout
 from serve import cli
 from serve.validate.command import boundaries, format_report
 from serve.validate.sequences import Sequence, Snapshot, StateEngine
-from serve.validate.states import NUM_CONTINUED, check_states
+from serve.validate.states import NUM_CONTINUED, check_states, unnoticed
 from serve.validate.tiers import Text, TierCheck, is_same_text, usable
 from unit_tests.models.state_families import build, save
 
@@ -81,8 +81,10 @@ class Blind(StateEngine):
 
 
 def test_a_loss_that_nobody_would_notice_is_told(directory: Path):
-    report = check_states(engine_of(directory, Blind), "float32", BOUNDARY)
-    assert report.problems == [f"at {BOUNDARY} tokens the loss of recurrent.conv_k is not noticed"]
+    blind, seeing = (check_states(engine_of(directory, kind), "float32", BOUNDARY) for kind in (Blind, StateEngine))
+    assert blind.problems == []
+    assert unnoticed([blind]) == ["the loss of recurrent.conv_k is not noticed"]
+    assert unnoticed([blind, seeing]) == []
 
 
 def test_boundaries_lie_on_both_sides_of_a_window(directory: Path):
@@ -90,6 +92,8 @@ def test_boundaries_lie_on_both_sides_of_a_window(directory: Path):
     assert boundaries(config, 16) == [16, 48]
     assert boundaries(replace(config, window=100), 16) == [16, 144]
     assert boundaries(replace(config, window=1000), 16) == [16, 480]
+    indexed = CompressionConfig(4, 16, index_head_dim=16, index_top_k=20)
+    assert boundaries(replace(config, compression=indexed), 16) == [16, 128]
     with pytest.raises(ValueError, match="too short"):
         boundaries(replace(config, max_position_embeddings=30), 16)
 
