@@ -22,6 +22,7 @@ HELP = {
     "varve cache ls": ("cache", "ls"),
     "varve cache check": ("cache", "check"),
     "varve cache flush": ("cache", "flush"),
+    "varve cache validate": ("cache", "validate"),
 }
 NOT_OURS = re.compile(r"^\s*(curl|git|pip|python -m pip|nvidia-smi|nsys|perf|taskset|numactl|vllm|llama-\w+|docker)\b")
 SCRIPTS = [path for path in (ROOT / "test").rglob("*.py") if "ArgumentParser" in path.read_text()]
