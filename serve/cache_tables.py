@@ -22,7 +22,10 @@ def format_stats(found: Mapping[str, Any]) -> str:
     if router:
         lines += ["", *_transfers(part_of(router, "tiers")), "", _expectations(router)]
     dropped = _reasons(part_of(found, "cache", "drops"))
-    return "\n".join([*lines, *([f"left the host: {dropped}"] if dropped else [])])
+    withheld = _reasons(part_of(found, "cache", "pages_withheld"))
+    lines += [f"left the host: {dropped}"] if dropped else []
+    lines += [f"kept from disk by the policy: {withheld}"] if withheld else []
+    return "\n".join(lines)
 
 
 def _transfers(tiers: Mapping[str, Any]) -> list[str]:

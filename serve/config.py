@@ -70,6 +70,14 @@ class ServeConfig(BaseModel):
     disk_cache_dir: Path | None = Field(
         None, description="directory of the disk cache, one server's at a time; default: ~/.cache/varve/pages"
     )
+    disk_cache_policy: Literal["write_through", "after_hits"] | None = Field(
+        None,
+        description="write_through: every page that is in CPU memory goes to disk; after_hits: once another request "
+        "has wanted it too; default: write_through, with --enable_disk_cache",
+    )
+    disk_cache_min_tokens: int = Field(
+        0, ge=0, description="pages that only prompts of fewer tokens have do not go to disk"
+    )
     fault_inject: str = Field(
         "", description="cache faults on purpose, for tests: SITE:ACTION[=SECONDS][:n=CALL|:p=RATE],..."
     )

@@ -117,7 +117,7 @@ def resolve_disk_cache(serve: ServeConfig) -> int:
         if not serve.enable_cpu_cache:
             raise ConfigError("--enable_disk_cache needs --enable_cpu_cache: pages reach the disk through CPU memory")
         return int((serve.disk_cache_storage_size or DEFAULT_DISK_CACHE_GIB) * 2**30)
-    for option in ("disk_cache_storage_size", "disk_cache_dir"):
+    for option in ("disk_cache_storage_size", "disk_cache_dir", "disk_cache_policy", "disk_cache_min_tokens"):
         if getattr(serve, option):
             raise ConfigError(f"--{option} needs --enable_disk_cache")
     return 0

@@ -80,6 +80,7 @@ def _of_manager(cache: Data) -> Iterable[Any]:
     for name, text, label, source in (
         ("dropped_pages", "Pages that left the host, by reason", "reason", "drops"),
         ("refused_loads", "Loads that the host refused, by outcome", "outcome", "loads_refused"),
+        ("withheld_pages", "Pages in the host that a policy kept from disk, by reason", "reason", "pages_withheld"),
         ("events", "Unusual things in the cache manager", "event", "events"),
     ):
         yield counter(f"varve_cache_{name}", text, (label,), by_label(part_of(cache, source)))

@@ -180,7 +180,8 @@ class Claim(Message):
     What the host has, or is being filled, is left out of the reply. Names: the request table, or `names` (concatenated
     32-byte names in the order of the ranges) for pages whose request may be gone; then `parents` has the name of the
     page before each range (concatenated, the root for a first page) and `root` the root of them all. Room is given by
-    page from the first on: all groups of a page or none. atomic: all that is not there yet, or nothing.
+    page from the first on: all groups of a page or none. atomic: all that is not there yet, or nothing. num_prompt:
+    tokens of the request's prompt; whether its pages are worth a place on disk may depend on them.
     """
 
     job: JobId
@@ -193,6 +194,7 @@ class Claim(Message):
     names: bytes = b""
     parents: bytes = b""
     root: bytes = b""
+    num_prompt: int = 0
 
 
 class ClaimReply(Message):

@@ -29,7 +29,8 @@ from serve.multi_level_cache.claims import ClaimHandler
 from serve.multi_level_cache.host_tier import HostTier
 from serve.multi_level_cache.leases import AnswerOutcome, BeginOutcome, Lease, LeaseKind, LeasePhase
 from serve.multi_level_cache.loads import LoadHandler
-from serve.multi_level_cache.page_state import DropReason, PageKey
+from serve.multi_level_cache.page_state import DropReason, PageKey, PageUser
+from serve.multi_level_cache.persist_policy import PERSIST_ALL, PersistRules
 from serve.multi_level_cache.persistence import Persister
 from serve.multi_level_cache.promotion import Promoter
 from serve.multi_level_cache.request_names import NameResolver, NameSource, RequestNames, WantedObject
@@ -54,7 +55,7 @@ class Post(Protocol):
 class CacheManager:
     """Handlers of one node's cache manager. num_starts: from the arena; above 1 slots may be in use by older jobs.
 
-    reach: told of each kill point that is passed.
+    rules: which pages go down to `tier`. reach: told of each kill point that is passed.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class CacheManager:
         num_starts: int = 1,
         tier: SecondaryTier | None = None,
         reach: Callable[[str], None] = lambda point: None,
+        rules: PersistRules = PERSIST_ALL,
     ) -> None:
         self.host = host
         self._reach = reach
@@ -76,9 +78,9 @@ class CacheManager:
         self._dead_epoch = NO_EPOCH
         self._bad_slots: dict[JobId, set[int]] = {}
         self._promoter = Promoter(host, tier) if tier is not None else None
-        self._persister = Persister(host, tier) if tier is not None else None
+        self._persister = Persister(host, tier, rules) if tier is not None else None
         self._claims = ClaimHandler(host, self._persister, reach)
-        self._loads = LoadHandler(host, self._promoter, self._send_acquire_reply)
+        self._loads = LoadHandler(host, self._promoter, self._persister, self._send_acquire_reply)
         self.resync = ResyncState(host.pool, num_starts, is_needed=num_starts > 1)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Probe: self._probe,
@@ -112,7 +114,8 @@ class CacheManager:
             self.host.stats.events["stale_probe"] += 1
             return  # nobody waits for it
         found = names.names[: probe.num_pages]
-        host = {group: self._host_bitmap(group, found) for group in self.host.formats}
+        user = PageUser(probe.slot, probe.generation, names.num_prompt)
+        host = {group: self._host_bitmap(group, found, user) for group in self.host.formats}
         disk = {group: self._lower_bitmap(group, found) for group in self.host.formats}
         self.host.directory.touch(found)
         speed = self._promoter.speed.bytes_per_s() if self._promoter is not None else 0.0
@@ -131,9 +134,13 @@ class CacheManager:
                 promoter.offer_probe(WantedObject(0, index, PageKey(names.names[index], group), parent, names.root))
                 return
 
-    def _host_bitmap(self, group: str, names: list[bytes]) -> bytes:
-        find = self.host.directory.find_ready
-        present = [find(PageKey(name, group)) is not None for name in names]
+    def _host_bitmap(self, group: str, names: list[bytes], user: PageUser) -> bytes:
+        """Which pages are READY. A request that finds its prefix on the device asks for them in no other way."""
+        found = [self.host.directory.find_ready(PageKey(name, group)) for name in names]
+        present = [page is not None for page in found]
+        for page in found:
+            if page is not None and self._persister is not None:
+                self._persister.wanted_by(page, user)
         self.host.stats.pages_probed[group] += len(names)
         self.host.stats.pages_hit[group] += sum(present)
         return as_bitmap(present)
@@ -159,7 +166,7 @@ class CacheManager:
         if not wanted:
             self._send_acquire_reply(AcquireReply(message.job, AcquireOutcome.MISSING, missing=message.ranges))
             return
-        self._loads.acquire(message, wanted, _chain(names, wanted))
+        self._loads.acquire(message, wanted, _chain(names, wanted), names.num_prompt)
 
     def _claim(self, claim: Claim) -> None:
         if self._is_dead(claim.job) or self.host.leases.is_known(claim.job):
@@ -290,6 +297,7 @@ class CacheManager:
                 self.host.stats.events["unknown_ticket"] += 1
         for key in self.tier.poll_evicted():
             self._persister.forget(key)
+        self._persister.offer_next_victims()
         self._persister.submit_some()
 
     def grow(self, growth: Growth) -> None:

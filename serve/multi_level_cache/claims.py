@@ -6,7 +6,7 @@ from itertools import groupby
 from serve.ipc.messages import Claim, ClaimReply
 from serve.multi_level_cache.host_tier import HostTier
 from serve.multi_level_cache.leases import Lease, LeaseKind, LeasePhase
-from serve.multi_level_cache.page_state import DropReason, PageObject
+from serve.multi_level_cache.page_state import DropReason, PageObject, PageUser
 from serve.multi_level_cache.persistence import Persister
 from serve.multi_level_cache.request_names import WantedObject
 from serve.types import JobId
@@ -25,12 +25,13 @@ class ClaimHandler:
     def grant(self, claim: Claim, wanted: Sequence[WantedObject], chain: Sequence[bytes]) -> ClaimReply:
         """Slots for what the host lacks, page by page from the first on. chain: names not to be evicted for it."""
         self._host.directory.touch(chain)
-        absent = self._absent(wanted)
+        user = PageUser(claim.slot, claim.generation, claim.num_prompt)
+        absent = self._absent(wanted, user)
         protect = set(chain)
         boundaries = [absent] if claim.atomic else _by_page(absent)
         granted: list[tuple[WantedObject, PageObject]] = []
         for boundary in boundaries:
-            filled = self._fill(boundary, protect)
+            filled = self._fill(boundary, protect, user)
             if filled is None:
                 break  # what continues a page is of no use without it
             granted += filled
@@ -49,7 +50,7 @@ class ClaimHandler:
             num_refused=len(absent) - len(granted),
         )
 
-    def _absent(self, wanted: Sequence[WantedObject]) -> list[WantedObject]:
+    def _absent(self, wanted: Sequence[WantedObject], user: PageUser) -> list[WantedObject]:
         """What the host neither has nor is being given, each once; the rest is offered to the lower tier again."""
         absent: dict[object, WantedObject] = {}
         for each in wanted:
@@ -57,11 +58,12 @@ class ClaimHandler:
             if page is None:
                 absent.setdefault(each.key, each)
             elif self._persister is not None:
+                self._persister.wanted_by(page, user)
                 self._persister.offer(page)
         return list(absent.values())
 
     def _fill(
-        self, boundary: Sequence[WantedObject], protect: set[bytes]
+        self, boundary: Sequence[WantedObject], protect: set[bytes], user: PageUser
     ) -> list[tuple[WantedObject, PageObject]] | None:
         """FILLING pages for all objects of a boundary, or None."""
         host = self._host
@@ -73,6 +75,8 @@ class ClaimHandler:
             page = host.directory.begin_fill(each.key, each.parent, each.root, size)
             if page is None:
                 raise RuntimeError("no slots although room was made")
+            if self._persister is not None:
+                self._persister.stored_by(page, user)
             filled.append((each, page))
         return filled
 

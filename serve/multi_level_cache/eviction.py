@@ -17,10 +17,11 @@ MIN_CLEANED = 64  # entries; fewer are not worth a pass over them
 class PageNode:
     """A page name with the objects that the host has of it, linked to its parent by name.
 
-    last_use: tick of the directory at the last touch (the order of LRU); used_at: the same as a time.
+    last_use: tick of the directory at the last touch (the order of LRU); used_at: the same as a time. rescued_use:
+    last_use when it was last offered to a lower tier because it was about to go.
     """
 
-    __slots__ = ("last_use", "name", "objects", "parent", "queued", "root", "used_at")
+    __slots__ = ("last_use", "name", "objects", "parent", "queued", "rescued_use", "root", "used_at")
 
     def __init__(self, name: bytes, parent: bytes, root: bytes, last_use: int, used_at: float) -> None:
         self.name = name
@@ -29,6 +30,7 @@ class PageNode:
         self.objects: dict[str, PageObject] = {}
         self.last_use = last_use
         self.used_at = used_at
+        self.rescued_use: int | None = None
         self.queued = False
 
     @property
@@ -96,6 +98,20 @@ class LeafQueue:
         for node in spared if num_freed >= num_slots else spared + victims:
             self.offer(node)
         return victims if num_freed >= num_slots else None
+
+    def next_victims(self, count: int) -> list[PageNode]:
+        """About `count` nodes that go next, each followed by those above it that nobody has used later."""
+        leaves: list[PageNode] = []
+        while len(leaves) < count and (leaf := self._pop(Counter())) is not None:
+            leaves.append(leaf)
+        found: dict[bytes, PageNode] = {}
+        for leaf in leaves:
+            self.offer(leaf)
+            node: PageNode | None = leaf
+            while node is not None and node.last_use <= leaf.last_use and len(found) < count:
+                found[node.name] = node
+                node = self._view.find(node.parent)
+        return list(found.values())
 
     def _pop(self, gone: Counter[bytes]) -> PageNode | None:
         while self._heap:

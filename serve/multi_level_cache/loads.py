@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from serve.ipc.messages import Acquire, AcquireReply
 from serve.multi_level_cache.host_tier import HostTier
 from serve.multi_level_cache.leases import Lease, LeaseKind, LeasePhase
-from serve.multi_level_cache.page_state import DropReason, PageKey, PageObject
+from serve.multi_level_cache.page_state import DropReason, PageKey, PageObject, PageUser
+from serve.multi_level_cache.persistence import Persister
 from serve.multi_level_cache.promotion import FinishedPromotion, Promoter
 from serve.multi_level_cache.request_names import WantedObject, as_ranges
 from serve.types import AcquireOutcome, JobId, JobResult
@@ -17,6 +18,7 @@ class PendingLoad:
     """A grant in the making. pages: pinned so far; waiting: promotions that it waits for."""
 
     lease: Lease
+    user: PageUser
     wanted: Sequence[WantedObject]
     pages: dict[PageKey, PageObject]
     waiting: set[PageKey] = field(default_factory=set)
@@ -26,21 +28,30 @@ class PendingLoad:
 class LoadHandler:
     """Grants acquires, all objects or none, and ends them. `reply` sends an answer: at once, or after promotions."""
 
-    def __init__(self, host: HostTier, promoter: Promoter | None, reply: Callable[[AcquireReply], None]) -> None:
+    def __init__(
+        self,
+        host: HostTier,
+        promoter: Promoter | None,
+        persister: Persister | None,
+        reply: Callable[[AcquireReply], None],
+    ) -> None:
         self._host = host
         self._promoter = promoter
+        self._persister = persister
         self._reply = reply
         self._pending: dict[JobId, PendingLoad] = {}
 
-    def acquire(self, message: Acquire, wanted: Sequence[WantedObject], chain: Sequence[bytes]) -> None:
-        """Pin and promote all of `wanted`, or say what is missing."""
+    def acquire(
+        self, message: Acquire, wanted: Sequence[WantedObject], chain: Sequence[bytes], num_prompt: int
+    ) -> None:
+        """Pin and promote all of `wanted`, or say what is missing. num_prompt: tokens of the request's prompt."""
         ready, lower, missing = self._locate(wanted)
         if missing:
             self._refuse(message.job, AcquireOutcome.MISSING, missing)
         elif not self._may_hold(ready, lower):
             self._refuse(message.job, AcquireOutcome.BUSY)
         else:
-            self._grant(message, wanted, ready, lower, set(chain))
+            self._grant(message, num_prompt, wanted, ready, lower, set(chain))
 
     def _locate(
         self, wanted: Sequence[WantedObject]
@@ -75,6 +86,7 @@ class LoadHandler:
     def _grant(
         self,
         message: Acquire,
+        num_prompt: int,
         wanted: Sequence[WantedObject],
         ready: dict[PageKey, PageObject],
         lower: Sequence[WantedObject],
@@ -87,7 +99,8 @@ class LoadHandler:
             return
         phase = LeasePhase.PROMOTING if lower else LeasePhase.OFFERED
         lease = host.leases.open(message.job, LeaseKind.LOAD, [], message.num_ranks, message.deadline_s, phase)
-        pending = PendingLoad(lease, wanted, {}, {each.key for each in lower}, len(lower))
+        user = PageUser(message.slot, message.generation, num_prompt)
+        pending = PendingLoad(lease, user, wanted, {}, {each.key for each in lower}, len(lower))
         for page in ready.values():
             self._pin(pending, page)
         if self._promoter is None or not lower:
@@ -150,6 +163,8 @@ class LoadHandler:
         self._host.directory.pin(page, pending.lease.job)
         pending.lease.pages.append(page)
         pending.pages[page.key] = page
+        if self._persister is not None:
+            self._persister.wanted_by(page, pending.user)
 
     def _offer(self, pending: PendingLoad) -> None:
         num_ranges = max((each.range_index for each in pending.wanted), default=-1) + 1

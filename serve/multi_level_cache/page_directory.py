@@ -125,6 +125,10 @@ class PageDirectory:
                 self.drop(page, DropReason.EVICTED)
         return self.pool.num_free >= num_slots
 
+    def next_victims(self, count: int) -> list[PageNode]:
+        """About so many of the nodes that `make_room` would evict first."""
+        return self._leaves.next_victims(count)
+
     def begin_fill(self, key: PageKey, parent: bytes, root: bytes, num_slots: int) -> PageObject | None:
         """A FILLING object in fresh slots; None when fewer are free. The key must not be there."""
         slots = self.pool.take(num_slots)

@@ -40,6 +40,42 @@ class DropReason(Enum):
     OVERRUN = "overrun"  # a job that had lost its claim may have written into the slots
 
 
+class Withheld(Enum):
+    """Why a READY page was not offered to a secondary tier."""
+
+    NO_HIT = "no_hit"  # only the request that stored it has wanted it so far
+    SHORT_PROMPT = "short_prompt"
+
+
+class PageUser(NamedTuple):
+    """A request that wants a page: its slot in the request table, and the tokens of its prompt."""
+
+    slot: int
+    generation: int
+    prompt_tokens: int
+
+
+class PageUse:
+    """Who has wanted a page since the host has it.
+
+    prompt_tokens: of the longest prompt that has the page, 0 while none is known. is_hit: another request than the one
+    that stored it found it here. withheld: why it was not offered to a secondary tier when that was last asked.
+    """
+
+    __slots__ = ("_stored_by", "is_hit", "prompt_tokens", "withheld")
+
+    def __init__(self, stored_by: PageUser | None = None) -> None:
+        self._stored_by = stored_by[:2] if stored_by is not None else None
+        self.prompt_tokens = stored_by.prompt_tokens if stored_by is not None else 0
+        self.is_hit = False
+        self.withheld: Withheld | None = None
+
+    def note(self, user: PageUser) -> None:
+        """A request has found the page. The request that stored it meets it again when it claims the rest."""
+        self.prompt_tokens = max(self.prompt_tokens, user.prompt_tokens)
+        self.is_hit |= self._stored_by != user[:2]
+
+
 class PageKey(NamedTuple):
     """Names an object: the page's 32-byte name and the state group."""
 
@@ -62,10 +98,10 @@ class PageObject:
     """An object and the slots it lies in. Only the page directory calls the mutators.
 
     doomed: set when the page is to be EMPTY as soon as its last pin, or its filling, has ended; until then readers and
-    claimers no longer find it.
+    claimers no longer find it. use: what persistence goes by; the persister is its only writer.
     """
 
-    __slots__ = ("content", "doomed", "durability", "generations", "key", "moved_at", "pins", "slots")
+    __slots__ = ("content", "doomed", "durability", "generations", "key", "moved_at", "pins", "slots", "use")
 
     def __init__(self, key: PageKey, slots: tuple[int, ...], generations: tuple[int, ...], now: float) -> None:
         self.key = key
@@ -75,6 +111,7 @@ class PageObject:
         self.durability = Durability.VOLATILE
         self.pins: set[Holder] = set()
         self.doomed: DropReason | None = None
+        self.use = PageUse()
         self.moved_at = now
 
     def move_content(self, to: PageContent, now: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from models.state_layout import StateLayout
+from serve.config import ServeConfig
 from serve.ipc.channel import ChannelFullError, Inbox, Outbox
 from serve.ipc.child import ChildContext, StartError
 from serve.ipc.control import ControlServer
@@ -28,6 +29,7 @@ from serve.multi_level_cache.faulty_tier import FaultyTier
 from serve.multi_level_cache.host_arena import HostArena
 from serve.multi_level_cache.host_tier import HostTier
 from serve.multi_level_cache.object_format import ObjectFormat, object_formats
+from serve.multi_level_cache.persist_policy import PersistPolicy, PersistRules
 from serve.multi_level_cache.request_names import TableNames
 from serve.multi_level_cache.secondary_tier import SecondaryTier
 
@@ -44,6 +46,12 @@ def main(context: ChildContext) -> None:
         process.run()
     finally:
         process.close()
+
+
+def persist_rules(serve: ServeConfig) -> PersistRules:
+    """Which pages are to go to disk."""
+    policy = PersistPolicy(serve.disk_cache_policy) if serve.disk_cache_policy else PersistPolicy.WRITE_THROUGH
+    return PersistRules(policy, serve.disk_cache_min_tokens)
 
 
 class MailPost:
@@ -132,10 +140,11 @@ class CacheProcess:
         host = HostTier.build(arena, object_formats(layout), num_starts, time.monotonic)
         self._grower = ArenaGrower(arena.payload_fd, HEADER_BYTES, arena.shape.payload_bytes)
         tier = self._make_tier(list(host.formats.values()))
+        rules = persist_rules(self._context.config.serve)
         if self._faults is None:
-            manager = CacheManager(host, names, self._post, num_starts, tier)
+            manager = CacheManager(host, names, self._post, num_starts, tier, rules=rules)
             return manager, control_handlers(manager)
-        manager = CacheManager(host, names, self._post, num_starts, tier, self._faults.reach)
+        manager = CacheManager(host, names, self._post, num_starts, tier, self._faults.reach, rules)
         return manager, {**control_handlers(manager), "inject": self._faults.arm}
 
     def _make_tier(self, formats: list[ObjectFormat]) -> SecondaryTier | None:

@@ -12,10 +12,11 @@ from serve.multi_level_cache.statistics import CacheStatistics
 
 @dataclass(frozen=True)
 class RequestNames:
-    """The page names of a request, in order, and the root before the first."""
+    """The page names of a request, in order, and the root before the first. num_prompt: tokens of its prompt."""
 
     root: bytes
     names: list[bytes]
+    num_prompt: int = 0
 
 
 class NameSource(Protocol):
@@ -30,6 +31,7 @@ class _Table(Protocol):
     def is_free(self, slot: int) -> bool: ...
     def root(self, slot: int) -> bytes: ...
     def names(self, slot: int) -> list[bytes]: ...
+    def num_prompt(self, slot: int) -> int: ...
 
 
 class TableNames:
@@ -47,7 +49,7 @@ class TableNames:
         """Names of the request; None when the slot has been given to another one."""
         if not 0 <= slot < self._num_slots or self._table.generation(slot) != generation:
             return None
-        names = RequestNames(self._table.root(slot), self._table.names(slot))
+        names = RequestNames(self._table.root(slot), self._table.names(slot), self._table.num_prompt(slot))
         if self._table.is_free(slot) or self._table.generation(slot) != generation:
             return None
         return names

@@ -105,6 +105,7 @@ class CacheStatistics:
     pages_published: int = 0
     pages_promoted: int = 0
     pages_persisted: int = 0
+    pages_withheld: Counter[str] = field(default_factory=Counter)  # kept from the lower tier by its rules, by reason
     drops: Counter[str] = field(default_factory=Counter)  # by reason
     events: Counter[str] = field(default_factory=Counter)
     eviction_ages: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS_S))

@@ -125,8 +125,8 @@ class WriteBack:
         self._send(request, group, numbers, message, now)
 
     def _message(self, request: Request, ranges: list[PageRange]) -> Claim:
-        key = request.key
-        return Claim(self._jobs.new_id(), key.slot, key.generation, ranges, self._jobs.num_ranks, _LEASE_S)
+        key, job, num_ranks = request.key, self._jobs.new_id(), self._jobs.num_ranks
+        return Claim(job, key.slot, key.generation, ranges, num_ranks, _LEASE_S, num_prompt=request.num_prompt)
 
     def _storable(self, request: Request, group: str, mask: int) -> list[int]:
         """Pages of the set that have a name and are on the device, as many as may be on their way."""

@@ -69,6 +69,8 @@ def test_a_float32_checkpoint_stays_float32() -> None:
         ),
         ({"cpu_cache_storage_size": 3}, "--cpu_cache_storage_size needs --enable_cpu_cache"),
         ({"disk_cache_storage_size": 3}, "--disk_cache_storage_size needs --enable_disk_cache"),
+        ({"disk_cache_policy": "write_through"}, "--disk_cache_policy needs --enable_disk_cache"),
+        ({"enable_cpu_cache": True, "disk_cache_min_tokens": 1}, "--disk_cache_min_tokens needs --enable_disk_cache"),
         (
             {"enable_disk_cache": True},
             "--enable_disk_cache needs --enable_cpu_cache: pages reach the disk through CPU memory",

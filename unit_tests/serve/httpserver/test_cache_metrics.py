@@ -27,6 +27,7 @@ def test_statistics_of_the_real_parts_become_metrics(tmp_path):
     bench, disk = Bench(), Disk(tmp_path)
     assert isinstance(bench.manager, CacheManager)
     bench.store(request("r", "a", "b"))
+    bench.host.stats.pages_withheld["no_hit"] = 3
     disk.store("a", "b")
     disk.load("a")
     cache = statistics(bench.manager) | {"lower_tier": disk.tier.statistics()}
@@ -39,6 +40,7 @@ def test_statistics_of_the_real_parts_become_metrics(tmp_path):
     assert found["varve_cache_tier_pages", "cached", "device"] == 2
     assert found["varve_cache_tier_pages", "host", "volatile"] == 2
     assert found["varve_cache_tier_pages", "disk", "stored"] == 2
+    assert found["varve_cache_withheld_pages_total", "no_hit"] == 3
     assert found["varve_cache_moved_bytes_total", "disk", "store"] == 8192
     assert found["varve_cache_load_seconds_count", "disk"] == 1
     assert found["varve_cache_store_seconds_count", "disk"] == 2

@@ -23,6 +23,7 @@ from serve.multi_level_cache.cache_manager import CacheManager
 from serve.multi_level_cache.host_arena import ArenaShape, HostArena
 from serve.multi_level_cache.host_tier import HostTier
 from serve.multi_level_cache.object_format import ObjectFormat
+from serve.multi_level_cache.persist_policy import PERSIST_ALL, PersistRules
 from serve.multi_level_cache.request_names import RequestNames
 from serve.multi_level_cache.secondary_tier import SecondaryTier
 from serve.types import JobId, JobResult
@@ -90,7 +91,7 @@ def request(root: object, *tokens: object) -> RequestNames:
 
 
 class Bench:
-    """A cache manager over a small arena, with its surroundings faked."""
+    """A cache manager over a small arena, with its surroundings faked. Its requests are one until `slot` changes."""
 
     def __init__(
         self,
@@ -99,17 +100,19 @@ class Bench:
         arena: HostArena | None = None,
         clock: FakeClock | None = None,
         backed: bool = True,
+        rules: PersistRules = PERSIST_ALL,
     ) -> None:
         num_units = max(len(entry.unit_bytes) for entry in FORMATS)
         self.arena = arena or HostArena.create(ArenaShape(num_slots, SLOT_BYTES, num_units))
         self.clock, self.names, self.post = clock or FakeClock(), FakeNames(), FakePost()
         num_starts = self.arena.begin_management()
         self.host = HostTier.build(self.arena, FORMATS, num_starts, self.clock)
-        self.manager = CacheManager(self.host, self.names, self.post, num_starts, tier)
+        self.manager = CacheManager(self.host, self.names, self.post, num_starts, tier, rules=rules)
         self.tier = tier
         if backed:
             self.manager.grow(Growth(self.arena.shape.payload_bytes, True))
         self._counter = 0
+        self.slot = 0  # of the request that asks next
 
     def job(self, epoch: int = 1) -> JobId:
         self._counter += 1
@@ -120,8 +123,8 @@ class Bench:
         return message
 
     def probe(self, names: RequestNames) -> ProbeReply:
-        self.names.put(0, names)
-        self.manager.handle(Probe(7, 0, 1, len(names.names)))
+        self.names.put(self.slot, names)
+        self.manager.handle(Probe(7, self.slot, 1, len(names.names)))
         reply = self.one_reply()
         assert isinstance(reply, ProbeReply)
         return reply
@@ -134,20 +137,20 @@ class Bench:
     def claim(
         self, prompt: RequestNames, *ranges: PageRange, job: JobId | None = None, ranks: int = 1, **more: object
     ) -> ClaimReply:
-        self.names.put(0, prompt)
+        self.names.put(self.slot, prompt)
         job = job or self.job()
         wanted = list(ranges) or [PageRange("full", 0, len(prompt.names))]
-        self.manager.handle(Claim(job, 0, 1, wanted, ranks, 10.0, **more))  # type: ignore[arg-type]
+        self.manager.handle(Claim(job, self.slot, 1, wanted, ranks, 10.0, **more))  # type: ignore[arg-type]
         reply = self.one_reply()
         assert isinstance(reply, ClaimReply)
         assert reply.job == job
         return reply
 
     def acquire_later(self, names: RequestNames, *ranges: PageRange, job: JobId | None = None, ranks: int = 1) -> JobId:
-        self.names.put(0, names)
+        self.names.put(self.slot, names)
         job = job or self.job()
         wanted = list(ranges) or [PageRange("full", 0, len(names.names))]
-        self.manager.handle(Acquire(job, 0, 1, wanted, ranks, 10.0))
+        self.manager.handle(Acquire(job, self.slot, 1, wanted, ranks, 10.0))
         return job
 
     def acquire(self, names: RequestNames, *ranges: PageRange, ranks: int = 1) -> AcquireReply:
@@ -165,9 +168,9 @@ class Bench:
     def answer(self, job: JobId, rank: int = 0, result: JobResult = JobResult.DONE, **more: object) -> None:
         self.manager.handle(JobAnswer(job, rank, result, **more))  # type: ignore[arg-type]
 
-    def store(self, names: RequestNames, *ranges: PageRange) -> ClaimReply:
+    def store(self, names: RequestNames, *ranges: PageRange, **more: object) -> ClaimReply:
         """Claim, fill and publish; what does not fit is left out."""
-        reply = self.claim(names, *ranges)
+        reply = self.claim(names, *ranges, **more)  # type: ignore[arg-type]
         self.finish_store(reply)
         return reply
 

@@ -29,8 +29,11 @@ class FakeTier(SecondaryTier):
         self.evicted: list[PageKey] = []
         self.is_open = True
         self.cancelled: set[TierTicket] = set()
+        self.refused: list[PageKey] = []  # keys of stores that `finish` refused
 
     def finish(self, outcome: TransferOutcome = TransferOutcome.DONE) -> None:
+        if outcome is TransferOutcome.REFUSED:
+            self.refused += [store.key for store in self.stores]
         for store in self.stores:
             is_cancelled = store.ticket in self.cancelled
             if outcome is TransferOutcome.DONE and not is_cancelled:

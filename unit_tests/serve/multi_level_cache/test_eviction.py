@@ -130,3 +130,19 @@ def test_hit_rates_are_those_of_an_exact_lru(sequence: list[int]):
         bench.store(prompt)
     assert hits == lru_hits(sequence, 41)
     bench.assert_idle()
+
+
+def test_the_next_victims_are_known_before_they_go_with_the_pages_above_them():
+    bench = Bench(20)
+    old, new = request("old", *range(5)), request("new", *range(15))
+    bench.store(old)
+    bench.store(new)
+    bench.host.directory.touch(old.names[:2])
+    bench.host.directory.touch(new.names)
+    directory = bench.host.directory
+    assert [node.name for node in directory.next_victims(4)][:3] == old.names[:1:-1]
+    assert {node.name for node in directory.next_victims(100)} == {*old.names[2:], *new.names}
+    bench.store(request("more", *range(3)))
+    assert [directory.node(name) is not None for name in old.names] == [True, True, False, False, False]
+    assert directory.next_victims(1)[0].name == old.names[1]
+    bench.assert_idle()

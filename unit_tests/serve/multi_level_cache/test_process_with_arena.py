@@ -70,9 +70,9 @@ class Model:
         return {"layout": msgspec.to_builtins(self.layout)}
 
 
-def config(run_dir: Path, cache_bytes: int = 4 << 20, disk: Path | None = None) -> ResolvedConfig:
+def config(run_dir: Path, cache_bytes: int = 4 << 20, disk: Path | None = None, **flags: Any) -> ResolvedConfig:
     return ResolvedConfig(
-        serve=ServeConfig(model="m", enable_cpu_cache=True),
+        serve=ServeConfig(model="m", enable_cpu_cache=True, **flags),
         model_path=Path("m"),
         model_name="m",
         run_dir=run_dir,
@@ -93,9 +93,9 @@ def config(run_dir: Path, cache_bytes: int = 4 << 20, disk: Path | None = None) 
 class Server:
     """Launcher, router and worker 0 around the process."""
 
-    def __init__(self, run_dir: Path, disk: Path | None = None, layout: StateLayout = LAYOUT) -> None:
+    def __init__(self, run_dir: Path, disk: Path | None = None, layout: StateLayout = LAYOUT, **flags: Any) -> None:
         self.model = Model(layout)
-        self.config = config(run_dir, disk=disk)
+        self.config = config(run_dir, disk=disk, **flags)
         self.run_dir = run_dir
         self.table = RequestTable.create(TableShape(4, 2048, 16))
         arena = make_arena(self.config, self.model)  # type: ignore[arg-type]
@@ -232,6 +232,34 @@ def test_a_killed_manager_serves_from_disk_what_it_had_stored(run_dir: Path, tmp
         for slot, data in zip(granted.slots[0], contents, strict=True):
             assert (server.arena.payload[slot, : len(data)] == data).all()
         assert server.control("check") == []
+    finally:
+        server.close()
+
+
+def test_the_configured_policy_decides_what_goes_to_disk(run_dir: Path, tmp_path: Path) -> None:
+    flags = {"disk_cache_policy": "after_hits", "disk_cache_min_tokens": 70}
+    server = Server(run_dir, tmp_path / "cache", **flags)
+    (form,) = object_formats(LAYOUT)
+    try:
+        server.wait_until_backed()
+        generation = server.table.fill(2, np.zeros(70, np.uint32), SamplingParams(max_tokens=1), b"r" * 32, NAMES)
+        claimed = server.ask(Claim(JobId(1, 1), 2, generation, RANGE, 1, 60.0, num_prompt=70), ClaimReply)
+        for _, page, slots, _ in claimed.granted:
+            write_object(server, form, page, slots)
+        server.to_cache.send(Begin(JobId(1, 1)))
+        server.to_cache.send(JobAnswer(JobId(1, 1), 0, JobResult.DONE))
+        assert server.ask(Probe(1, 2, generation, 4), ProbeReply).host == {"full": b"\x0f"}
+        assert server.control("statistics")["pages_withheld"] == {"no_hit": 4}
+        short = server.table.fill(1, np.zeros(40, np.uint32), SamplingParams(max_tokens=1), b"r" * 32, NAMES[:2])
+        assert server.ask(Probe(2, 1, short, 2), ProbeReply).host == {"full": b"\x03"}
+        again = server.table.fill(3, np.zeros(70, np.uint32), SamplingParams(max_tokens=1), b"r" * 32, NAMES)
+        server.ask(Acquire(JobId(1, 2), 3, again, [PageRange("full", 2, 1)], 1, 60.0), AcquireReply)
+        deadline = time.monotonic() + 60
+        # The short prompt has hit two pages that a prompt of 70 tokens stored; the long one has hit a third.
+        while (found := server.control("statistics"))["objects"]["durability"] != {"durable": 3, "volatile": 1}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert (found["pages_persisted"], found["pages_withheld"]) == (3, {"no_hit": 4})
     finally:
         server.close()
 

@@ -1,10 +1,12 @@
 """Names come from the table only while the request is surely in its slot."""
 
+from dataclasses import replace
+
 from serve.ipc.messages import PageRange
 from serve.multi_level_cache.request_names import TableNames, as_ranges, wanted_objects
 from unit_tests.serve.multi_level_cache.builders import request
 
-PROMPT = request(0, "a", "b", "c")
+PROMPT = replace(request(0, "a", "b", "c"), num_prompt=200)
 
 
 class Table:
@@ -25,6 +27,9 @@ class Table:
     def names(self, slot: int) -> list[bytes]:
         self.changes()
         return PROMPT.names
+
+    def num_prompt(self, slot: int) -> int:
+        return PROMPT.num_prompt
 
 
 def test_names_of_a_living_request_are_read():

@@ -41,6 +41,7 @@ def test_only_full_prompt_pages_are_claimed_and_each_once():
     harness = TierHarness()
     harness.serve(prompt_of(3 * PAGE + 5), max_tokens=2 * PAGE)
     assert num_claimed(harness) == 3
+    assert {claim.num_prompt for claim in claims(harness)} == {3 * PAGE + 5}
     assert drops(harness) == {}
     harness.check_idle()
 
