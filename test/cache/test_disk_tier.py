@@ -15,6 +15,8 @@ from tiny_engine import BOUNDARY_LENGTHS, PAGE, CacheServer, Load, Tokens, make_
 
 Start = Callable[..., contextlib.AbstractContextManager[CacheServer]]
 SLOT = 8192
+LATE_POLICY = ("--disk_cache_policy", "after_hits", "--disk_cache_min_tokens", str(5 * PAGE))
+REASONS = ("no_hit", "short_prompt")
 
 
 def boundary_prompts() -> list[Tokens]:
@@ -60,8 +62,31 @@ def check_fourth_turn(server: CacheServer, history: Tokens, end_of_prompt: int) 
     assert answer.disk == answer.cached == end_of_prompt // PAGE * PAGE
 
 
+def check_policy(server: CacheServer) -> None:
+    """Runs under LATE_POLICY: long prompts are written at their second use, short ones never."""
+    before = server.settle()
+    long, short = make_prompt(5 * PAGE + 1, "long"), make_prompt(3 * PAGE + 1, "short")
+    for prompt in (long, short):
+        server.check(prompt)
+    once = server.settle()
+    assert once["pages_persisted"] == before["pages_persisted"]
+    for prompt in (long, short):
+        assert server.check(prompt).device > 0
+    twice = server.settle()
+    deadline = time.monotonic() + 20
+    while twice["pages_persisted"] < once["pages_persisted"] + 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+        twice = server.settle()
+    assert twice["pages_persisted"] == once["pages_persisted"] + 5
+    withheld = {reason: twice["pages_withheld"][reason] - before["pages_withheld"].get(reason, 0) for reason in REASONS}
+    assert withheld == {"no_hit": 5, "short_prompt": 3}
+
+
 def test_restarts_over_tp_sizes(start_tiers: Start, tmp_path: Path):
-    """TP 2 writes and TP 1 reads; then TP 1 writes and TP 2 reads. Conversations go on over both restarts."""
+    """TP 2 writes and TP 1 reads; then TP 1 writes and TP 2 reads. Conversations go on over both restarts.
+
+    The last server writes by another policy, which changes nothing for what is on disk.
+    """
     prompts, later = boundary_prompts(), [make_prompt(85, ("later", number)) for number in range(6)]
     disk = tmp_path / "pages"
     with start_tiers("--tp", "2", disk=disk) as server:
@@ -74,9 +99,10 @@ def test_restarts_over_tp_sizes(start_tiers: Start, tmp_path: Path):
         server.check_all(later)
         conversation = three_turns(server, "second")
         server.check_clean()
-    with start_tiers("--tp", "2", disk=disk) as server:
+    with start_tiers("--tp", "2", *LATE_POLICY, disk=disk) as server:
         check_fourth_turn(server, *conversation)
         assert disk_tokens(server, later) == [usable(prompt) for prompt in later]
+        check_policy(server)
         server.check_clean()
 
 
