@@ -1,5 +1,6 @@
 """What MODEL may be, and what each mistake is told."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,9 @@ def test_packaged_models_need_the_cache_when_offline(tmp_path, monkeypatch):
 def test_a_packaged_model_that_cannot_be_served_is_refused_before_it_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("VARVE_CACHE", str(tmp_path))
     monkeypatch.setattr(packaged, "pull", lambda *args, **kwargs: pytest.fail("fetched"))
-    assert "'Gemma3ForCausalLM' is not supported yet" in error_of("gemma3-270m")
+    unknown = dataclasses.replace(packaged.PACKAGED["gemma3-270m"], architecture="UnheardOfForCausalLM")
+    monkeypatch.setitem(packaged.PACKAGED, "gemma3-270m", unknown)
+    assert "'UnheardOfForCausalLM' is not supported yet" in error_of("gemma3-270m")
 
 
 def test_weight_files_that_cannot_be_read_are_named(tmp_path):

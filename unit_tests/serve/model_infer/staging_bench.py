@@ -135,7 +135,7 @@ class Bench:
 
     def assign(self, *slots: int, name: bytes = b"") -> list[int]:
         """Give slots to a page each (of one slot); returns their generations."""
-        return [self.headers.assign([slot], name or bytes([slot + 1]) * 32)[0] for slot in slots]
+        return [self.headers.assign([slot], name or (slot + 1).to_bytes(2, "big") * 16)[0] for slot in slots]
 
     def close(self) -> None:
         for rank in self.ranks:

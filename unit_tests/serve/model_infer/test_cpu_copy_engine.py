@@ -10,8 +10,8 @@ from serve.ipc.messages import CancelJob
 from serve.types import JobResult
 from unit_tests.serve.model_infer.staging_bench import Bench, make_layout
 
-NUM_PAGES = 64
-MAX_STEPS = 60  # the copy itself needs the interpreter two or three times; once a page would be hundreds of steps
+NUM_PAGES = 256
+MAX_STEPS = 200  # the copy itself needs the interpreter two or three times; once a page would be hundreds of steps
 STEP_US = 2000
 
 
