@@ -89,8 +89,12 @@ class Promoter:
         return ticket
 
     def offer_probe(self, wanted: WantedObject) -> None:
-        """An object that a lookup found in the tier alone: what `probe` may bring up, should nobody else."""
-        self._candidate = wanted, self._host.clock()
+        """An object that a lookup found in the tier alone: what `probe` may bring up, should nobody else.
+
+        The one before it stays until it was tried: lookups that follow each other closely must not put the probe off.
+        """
+        if self._candidate is None:
+            self._candidate = wanted, self._host.clock()
 
     def probe(self) -> None:
         """Bring up one object that was found, when nobody has asked the tier for anything of late. Call it often.
@@ -126,14 +130,15 @@ class Promoter:
         self._by_key.pop(page.key, None)
         self._host.budget.num_promoting -= len(page.slots)
         is_done = result.outcome is TransferOutcome.DONE
-        self.speed.end(self._host.formats[page.key.group].object_bytes if is_done else 0)
+        is_corrupt = result.outcome is TransferOutcome.CORRUPT
+        was_read = is_done or is_corrupt
+        self.speed.end(self._host.formats[page.key.group].object_bytes if was_read else 0)
         is_ready = False
         if is_done:
             self._host.arena.checksum[page.slots[0], : len(result.checksums)] = result.checksums
             is_ready = self._host.directory.publish(page, Durability.DURABLE)
             self._host.stats.pages_promoted += is_ready
         else:
-            is_corrupt = result.outcome is TransferOutcome.CORRUPT
             self._host.directory.abandon(page, DropReason.CHECKSUM if is_corrupt else DropReason.PROMOTION_FAILED)
         return FinishedPromotion(page.key, page if is_ready else None, promotion.waiters)
 

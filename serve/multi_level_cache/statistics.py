@@ -41,7 +41,8 @@ class TransferSpeed:
     """Bytes a second over the time in which at least one transfer runs; one that hangs lowers it while it hangs.
 
     It is the geometric mean of the last period's speed and of what was believed before it, so that a few quick reads
-    outweigh one that took minutes. A period ends when nothing runs any more, or after `MAX_PERIOD_S`.
+    outweigh one that took minutes. A period ends when nothing runs any more, or after `MAX_PERIOD_S`. A shorter one in
+    which everything failed is no measurement: what is missing says nothing of how fast the rest comes.
     """
 
     MAX_PERIOD_S = 2.0
@@ -73,7 +74,8 @@ class TransferSpeed:
         elapsed = self.ended_at - self._since
         self._bytes += num_bytes
         self._num_running -= 1
-        if elapsed > 0 and (not self._num_running or elapsed > self.MAX_PERIOD_S):
+        is_over = elapsed > self.MAX_PERIOD_S or (elapsed > 0 and not self._num_running and self._bytes > 0)
+        if is_over:
             measured = max(1.0, self._bytes / elapsed)
             self._speed = (self._speed * measured) ** 0.5 if self._speed else measured
             self._since, self._bytes = self.ended_at, 0

@@ -261,3 +261,41 @@ def test_an_idle_tier_is_tried_with_one_page_that_was_looked_up(bench: Bench, ti
     assert tier.loads == [], "it is not idle"
     reply = bench.probe(PROMPT)
     assert reply.disk_bytes_per_s == pytest.approx(2 * load.form.object_bytes, rel=0.01)
+
+
+def test_reads_that_fail_at_once_say_nothing_of_the_speed() -> None:
+    clock = FakeClock()
+    speed = TransferSpeed(clock)
+    for num_bytes in (1000, 0):
+        speed.begin(1000)
+        clock.now += 0.5
+        speed.end(num_bytes)
+    assert speed.bytes_per_s() == 2000
+    speed.begin(1000)
+    clock.now += 10
+    speed.end(0)
+    assert speed.bytes_per_s() < 100, "one that fails late has shown that the tier is slow"
+
+
+def test_damaged_pages_leave_the_speed_of_the_tier_as_it_is(bench: Bench, tier: FakeTier) -> None:
+    persist(bench, tier)
+    bench.acquire_later(PROMPT, *BOTH)
+    num_bytes = sum(load.form.object_bytes for load in tier.loads)
+    bench.clock.now += 0.5
+    tier.finish(TransferOutcome.CORRUPT)
+    bench.manager.tick()
+    assert reply_of(bench).outcome is AcquireOutcome.MISSING
+    assert bench.probe(PROMPT).disk_bytes_per_s == pytest.approx(2 * num_bytes, rel=0.01)
+
+
+def test_lookups_that_follow_each_other_closely_do_not_put_the_probe_off(bench: Bench, tier: FakeTier) -> None:
+    persist(bench, tier)
+    bench.clock.now += 10
+    for _ in range(20):
+        bench.present(PROMPT)
+        bench.clock.now += 0.1
+        bench.manager.tick()
+    assert len(tier.loads) == 1
+    tier.finish()
+    bench.manager.tick()
+    bench.assert_sound()
