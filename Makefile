@@ -18,12 +18,16 @@ $(VENV)/.installed: pyproject.toml
 serve: install
 	$(BIN)/varve serve $(MODEL) $(FLAGS)
 
-# Unit tests two at a time; then the tests that measure and load whole servers, one after another. What fails is run once
-# more by itself, visibly: deadlines of real processes depend on what else the machine does.
+# Unit tests, and tests of servers with tiny models, two files at a time; then, one after another, those that load real weights,
+# measure, or give a server seconds to come back. What fails is run once more by itself, visibly: deadlines of real processes
+# depend on what else the machine does.
 AGAIN := --last-failed --last-failed-no-failures none
+TINY := test/api test/cache test/benchmark/test_bench_serve.py
+ALONE := test/accuracy test/chaos test/benchmark/test_real_server.py
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile unit_tests || $(BIN)/python -m pytest unit_tests $(AGAIN)
-	$(BIN)/python -m pytest test || $(BIN)/python -m pytest test $(AGAIN)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TINY) || $(BIN)/python -m pytest $(TINY) $(AGAIN)
+	$(BIN)/python -m pytest $(ALONE) || $(BIN)/python -m pytest $(ALONE) $(AGAIN)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -158,7 +158,7 @@ class SamplingRequest(StrictModel):
     response_format: TextFormat | None = None
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="0 and -1 are off")
     min_p: Annotated[float | None, AfterValidator(_none_is(0.0))] = Field(0.0, ge=0, le=1)
-    repetition_penalty: Annotated[float | None, AfterValidator(_none_is(1.0))] = Field(1.0, gt=0, le=100)
+    repetition_penalty: Annotated[float | None, AfterValidator(_none_is(1.0))] = Field(1.0, ge=0.01, le=100)
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     ignore_eos: Flag = False
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)

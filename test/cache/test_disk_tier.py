@@ -106,7 +106,7 @@ def test_restarts_over_tp_sizes(start_tiers: Start, tmp_path: Path):
         server.check_clean()
 
 
-KILLS = ("disk.after_pwrite:kill:n=9", "disk.before_commit:kill:n=4", "disk.before_promotion:kill:n=12")
+KILLS = ("disk.after_pwrite:kill:n=9", "disk.before_commit:kill:n=4", "disk.before_promotion:kill:n=2")
 """Every point, many times, by `test_kill_points.py` of the unit tests; here what the whole server makes of a few."""
 
 

@@ -43,6 +43,13 @@ def wait_for_age(server: CacheServer, role: str) -> None:
     time.sleep(max(0.0, process.create_time() + HEALTHY_S + 4.0 - time.time()))
 
 
+def wait_for_arena(server: CacheServer, deadline: float) -> None:
+    """A new manager gives no slot away before it knows which the worker uses, and grows the arena beside all else."""
+    while (slots := server.cache_statistics()["slots"])["backed"] < slots["total"]:
+        assert time.monotonic() < deadline, "the arena does not grow"
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_a_death_at(served: CacheServer, point: str):
     owner = point.partition(".")[0]
@@ -67,5 +74,6 @@ def test_a_death_at(served: CacheServer, point: str):
             time.sleep(0.02)
     assert f"killed at {point}" in served.server.log_path.read_text()
     assert load.wrong == []
+    wait_for_arena(served, deadline + DEADLINE_S)
     cache = served.check_clean()
     assert cache["slots"]["free"] + cache["objects"]["content"].get("ready", 0) == cache["slots"]["total"]
