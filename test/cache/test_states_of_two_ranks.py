@@ -1,8 +1,9 @@
 """Families with states of several kinds, in float32: what two ranks have written one rank reads, turn follows on turn,
-and prompts that part are hit where they do."""
+prompts that part are hit where they do, and requests that are preempted or left give all that they hold back."""
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,27 @@ def test_a_branch_is_hit_where_prompts_part(case: str, model: Callable[[str], St
         server.check(prompts[1])
         assert server.check(prompts[2]).device == 6 * PAGE
         server.check_clean()
+
+
+def leave_after(server: CacheServer, prompt: Tokens, num_lines: int) -> None:
+    """A client that goes in the middle of its answer."""
+    body = {"model": server.server.model, "prompt": prompt, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with server.server.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        for _ in zip(range(num_lines), response.iter_lines(), strict=False):
+            pass
+
+
+@pytest.mark.parametrize("case", RECURRENT)
+def test_what_is_preempted_goes_on_right_and_what_is_left_holds_nothing(
+    case: str, model: Callable[[str], StateModel], start_states: Start
+):
+    """Two requests are let in where not quite two have room in the end."""
+    prompts = [make_prompt(70, (case, "crowd", number)) for number in range(6)]
+    with start_states(model(case), "--max_total_token_num", str(15 * PAGE), "--max_req_total_len", "160") as server:
+        server.check_all(prompts, 6, num_tokens=60)
+        assert server.call("router", "statistics")["num_preemptions"] > 0
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            list(pool.map(lambda index: leave_after(server, prompts[index], 8 * index + 1), range(len(prompts))))
+        server.check_clean()
+        server.check_all(prompts, 2)
