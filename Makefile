@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 FLAGS ?=
 
-.PHONY: install serve test check format soak clean
+.PHONY: install serve test test-all check format soak clean
 
 install: $(VENV)/.installed
 
@@ -18,16 +18,17 @@ $(VENV)/.installed: pyproject.toml
 serve: install
 	$(BIN)/varve serve $(MODEL) $(FLAGS)
 
-# Unit tests, and tests of servers with tiny models, two files at a time; then, one after another, those that load real weights,
-# measure, or give a server seconds to come back. What fails is run once more by itself, visibly: deadlines of real processes
-# depend on what else the machine does.
+# Unit tests two files at a time; then the tests that measure and load whole servers, one after another. What fails is run once
+# more by itself, visibly: deadlines of real processes depend on what else the machine does. `test` leaves out what is marked
+# slow, further cases of what it has a few of; `test-all` does not.
 AGAIN := --last-failed --last-failed-no-failures none
-TINY := test/api test/cache test/benchmark/test_bench_serve.py
-ALONE := test/accuracy test/chaos test/benchmark/test_real_server.py
+WHICH := -m "not slow"
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile unit_tests || $(BIN)/python -m pytest unit_tests $(AGAIN)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TINY) || $(BIN)/python -m pytest $(TINY) $(AGAIN)
-	$(BIN)/python -m pytest $(ALONE) || $(BIN)/python -m pytest $(ALONE) $(AGAIN)
+	$(BIN)/python -m pytest $(WHICH) test || $(BIN)/python -m pytest $(WHICH) test $(AGAIN)
+
+test-all: WHICH :=
+test-all: test
 
 check: install
 	$(BIN)/ruff format --check .

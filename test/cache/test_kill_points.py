@@ -26,6 +26,17 @@ POINTS = [
 ] + MANAGER_POINTS[len(WORKER_POINTS) :]
 
 
+FEW = {
+    "worker.before_copy_out",
+    "manager.after_claim",
+    "manager.before_publish",
+    "worker.after_copy_in",
+    "manager.after_acquire",
+    "manager.before_begin",
+    "worker.after_answer",
+}
+
+
 @pytest.fixture(scope="module")
 def served(start_tiers: Callable[..., Any]) -> Iterator[CacheServer]:
     with start_tiers("--max_total_token_num", "1024", "--fault_inject", NO_FAULT, host_pages=200) as server:
@@ -50,7 +61,11 @@ def wait_for_arena(server: CacheServer, deadline: float) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("point", POINTS)
+def marked(point: str) -> Any:
+    return point if point in FEW else pytest.param(point, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("point", [marked(point) for point in POINTS])
 def test_a_death_at(served: CacheServer, point: str):
     owner = point.partition(".")[0]
     role = "worker" if owner == "worker" else "cache"
