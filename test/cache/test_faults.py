@@ -128,7 +128,13 @@ def test_a_read_that_goes_wrong(reading: CacheServer, rule: str):
         assert after[counter] > before.get(counter, 0)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in SYSCALL_FAULTS if "pread" not in rule])
+STORE_FAULTS = [
+    rule if place % 3 == 0 else pytest.param(rule, marks=pytest.mark.slow)
+    for place, rule in enumerate(rule for rule in SYSCALL_FAULTS if "pread" not in rule)
+]
+
+
+@pytest.mark.parametrize("rule", STORE_FAULTS)
 def test_a_store_that_goes_wrong(start_tiers: Callable[..., Any], tmp_path: Path, rule: str):
     with start_tiers(*POOL, "--fault_inject", rule, host_pages=24, disk=tmp_path / "pages") as server:
         times = timed_rounds(server, syscall_prompts(), 2)

@@ -26,15 +26,7 @@ POINTS = [
 ] + MANAGER_POINTS[len(WORKER_POINTS) :]
 
 
-FEW = {
-    "worker.before_copy_out",
-    "manager.after_claim",
-    "manager.before_publish",
-    "worker.after_copy_in",
-    "manager.after_acquire",
-    "manager.before_begin",
-    "worker.after_answer",
-}
+FEW = {"worker.before_copy_out", "manager.before_publish", "manager.after_acquire", "worker.after_answer"}
 
 
 @pytest.fixture(scope="module")

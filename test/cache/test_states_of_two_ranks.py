@@ -14,8 +14,8 @@ from tiny_engine import PAGE, CacheServer, Tokens, make_prompt, usable
 Start = Callable[..., contextlib.AbstractContextManager[CacheServer]]
 LENGTHS = [PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 3 * PAGE + 1, 5 * PAGE - 1, 5 * PAGE, 9 * PAGE + 1, 280]
 RECURRENT = ["qwen3_next", "deepseek_v4"]
-FAMILIES = ["gemma3", "gpt_oss", "deepseek_v3", *RECURRENT]
-FURTHER = ["mistral", "lfm2", "deepseek_v2", "qwen3_5"]
+FAMILIES = ["gemma3", "deepseek_v3", *RECURRENT]
+FURTHER = ["gpt_oss", "mistral", "lfm2", "deepseek_v2", "qwen3_5"]
 ATTEMPTS = 4
 
 

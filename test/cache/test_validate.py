@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from real_server import ROOT
 from state_models import StateModel
 
 
+@pytest.mark.slow
 def test_a_model_with_recurrent_states(tmp_path: Path):
     model = StateModel(tmp_path, "qwen3_next")
     words = ["cache", "validate", str(model.path), "--json", "--cpu_cache_token_page_size", "16"]
