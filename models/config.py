@@ -186,6 +186,10 @@ class ModelConfig:
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
 
+    def is_sparse(self, layer: int) -> bool:
+        """Whether `layer` has experts instead of one dense MLP."""
+        return self.moe is not None and self.moe.is_sparse(layer)
+
     def layer_type(self, layer: int) -> LayerType:
         """How `layer` mixes tokens."""
         return self.layer_types[layer] if self.layer_types else LayerType.FULL

@@ -9,9 +9,9 @@ from models.config import ModelConfig
 from models.forward import ForwardBatch
 from models.layer_types import LayerType
 from models.layers.compressed import CompressedAttention, plan_compressed
+from models.layers.ends import DecoderEnds, plan_ends
 from models.layers.hyper_connections import HyperConnection, HyperHead, plan_hyper_connection, plan_hyper_head
-from models.layers.layer_views import LayerLeaves
-from models.layers.mixed_decoder import MixedDecoder, plan_ends
+from models.layers.layer_views import LayerLeaves, LayerViews
 from models.layers.rope import build_cos_sin
 from models.layers.shared_moe import SharedMoe, plan_shared_moe
 from models.parallel import TensorParallel
@@ -115,7 +115,7 @@ class Layer:
         return HyperConnection.spread(streams, self.experts.mix(normed, token_ids), shares, mixing)
 
 
-class DeepseekV4Model(MixedDecoder):
+class DeepseekV4Model(DecoderEnds):
     """One rank's part, on the tensors that `plan_weights` asked for."""
 
     def __init__(
@@ -131,7 +131,8 @@ class DeepseekV4Model(MixedDecoder):
     ) -> None:
         plain = build_cos_sin(config.rope, max_positions, device)
         compressed = build_cos_sin(config.compression.rope, max_positions, device)
-        super().__init__(config, weights, sharding, tp, backend, [], plain.nbytes + compressed.nbytes)
+        super().__init__(config, weights, sharding, tp, backend, plain.nbytes + compressed.nbytes)
+        self.views = LayerViews(config)
         self.collapse = HyperHead(weights, "collapse", config.hyper_connections, config.rms_norm_eps)
         self.blocks: list[Layer] = []
         for layer in range(config.num_layers):

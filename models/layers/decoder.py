@@ -11,6 +11,7 @@ from models.config import ModelConfig
 from models.forward import ForwardBatch
 from models.layer_types import LayerType
 from models.layers.attention import Attention, plan_attention
+from models.layers.ends import DecoderEnds, plan_ends
 from models.layers.mlp import Mlp, plan_mlp
 from models.layers.moe import Moe, plan_moe
 from models.layers.rope import build_cos_sin
@@ -41,22 +42,21 @@ class FeedForward(Protocol):
 
 
 def plan_decoder(
-    config: ModelConfig, sharding: Sharding, dense: PlanLayer = plan_mlp, sparse: PlanLayer = plan_moe
+    config: ModelConfig,
+    sharding: Sharding,
+    dense: PlanLayer = plan_mlp,
+    sparse: PlanLayer = plan_moe,
+    mixer: PlanLayer = plan_attention,
 ) -> WeightPlan:
-    """Every tensor of this rank. A tied head is a view of the embedding, which every rank has whole.
+    """Every tensor of this rank.
 
-    dense, sparse: plan the feed-forward of a layer without and with experts.
+    mixer: plans the first half of a layer; dense, sparse: the second, without and with experts.
     """
     plan = WeightPlan()
-    table = (config.vocab_size, config.hidden_size)
-    plan.add_whole("embedding", "model.embed_tokens.weight", table)
+    plan_ends(plan, config, sharding)
     for layer in range(config.num_layers):
-        plan_attention(plan, layer, config, sharding)
-        is_sparse = config.moe is not None and config.moe.is_sparse(layer)
-        (sparse if is_sparse else dense)(plan, layer, config, sharding)
-    plan.add_whole("norm", "model.norm.weight", (config.hidden_size,), offset=config.norm_offset)
-    if not config.tie_word_embeddings:
-        plan.add_rows("head", [("lm_head.weight", config.vocab_size, *sharding.vocab)], (config.hidden_size,))
+        mixer(plan, layer, config, sharding)
+        (sparse if config.is_sparse(layer) else dense)(plan, layer, config, sharding)
     return plan
 
 
@@ -77,7 +77,7 @@ def kernel_shapes(config: ModelConfig, sharding: Sharding) -> KernelShapes:
     )
 
 
-class DecoderModel:
+class DecoderModel(DecoderEnds):
     """One rank's part of a decoder, on the tensors that `plan_decoder` asked for.
 
     Not thread-safe. `forward` writes keys and values of the step's tokens into the pools that it is given. A family
@@ -98,30 +98,21 @@ class DecoderModel:
         device: torch.device,
         max_positions: int,
     ) -> None:
-        self.config = config
-        self.sharding = sharding
-        self.tp = tp
-        self.backend = backend
-        self.embedding = weights["embedding"]
-        self.norm = weights["norm"]
-        head = weights.get("head")
-        self.head = self.embedding[slice(*sharding.vocab)] if head is None else head
-        # Rounded as a checkpoint's model rounds it.
-        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype).item()
         tables = {LayerType.FULL: build_cos_sin(config.rope, max_positions, device)}
         tables[LayerType.WINDOW] = tables[LayerType.FULL]
         if config.window_rope is not None:
             tables[LayerType.WINDOW] = build_cos_sin(config.window_rope, max_positions, device)
+        table_bytes = sum(table.nbytes for table in {id(table): table for table in tables.values()}.values())
+        super().__init__(config, weights, sharding, tp, backend, table_bytes)
+        # Rounded as a checkpoint's model rounds it.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype).item()
         self.layers: list[tuple[Attention, FeedForward]] = []
         for layer in range(config.num_layers):
             cos_sin = tables[config.layer_type(layer)]
             attention = Attention(weights, layer, config, sharding, tp, backend, cos_sin)
-            is_sparse = config.moe is not None and config.moe.is_sparse(layer)
-            feed_forward = (self.sparse if is_sparse else self.dense)(weights, layer, config, tp, backend)
+            feed_forward = (self.sparse if config.is_sparse(layer) else self.dense)(weights, layer, config, tp, backend)
             self.layers.append((attention, feed_forward))
         self.groups = [GROUPS[config.layer_type(layer)] for layer in range(config.num_layers)]
-        table_bytes = sum(table.nbytes for table in {id(table): table for table in tables.values()}.values())
-        self.weight_bytes = sum(weight.nbytes for weight in weights.values()) + table_bytes
         self._leaf: weakref.ref[torch.Tensor] | None = None
         self._kv_layers: list[torch.Tensor] = []
 
@@ -143,17 +134,11 @@ class DecoderModel:
         x = attention.forward(x, kv_layers[-1], attention_batches[-1], rows)
         if len(x):
             feed_forward.forward(x)
-        return self._logits(x if rows is not None else x.index_select(0, batch.logits_rows))
+        return self.logits(x if rows is not None else x.index_select(0, batch.logits_rows))
 
     def forget_pool(self) -> None:
         """Drop the views of the last pool, so that its memory can be given back."""
         self._leaf, self._kv_layers = None, []
-
-    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
-        logits = self.backend.logits(rows, self.norm, self.config.rms_norm_eps, self.head)
-        if self.tp.size > 1:
-            logits = self.tp.all_gather_columns(logits, self.sharding.vocab_widths)
-        return logits
 
     def _layer_views(self, leaves: dict[str, dict[str, torch.Tensor]]) -> list[torch.Tensor]:
         """Per layer [num_pages, kv heads, 2, P, D], made once for pools that are made together."""

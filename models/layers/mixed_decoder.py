@@ -9,10 +9,13 @@ from models.config import ModelConfig
 from models.forward import ForwardBatch
 from models.layers.attention import Attention
 from models.layers.decoder import FeedForward
+from models.layers.ends import DecoderEnds
 from models.layers.layer_views import LayerLeaves, LayerViews
+from models.layers.mlp import Mlp
+from models.layers.rope import build_cos_sin
+from models.layers.shared_moe import SharedMoe
 from models.parallel import TensorParallel
 from models.sharding import Sharding
-from models.weight_plan import WeightPlan
 
 
 class Mixer(Protocol):
@@ -34,19 +37,15 @@ class AttentionMixer:
         self._attention.forward(x, leaves["kv"], batch.attention[self._group])
 
 
-def plan_ends(plan: WeightPlan, config: ModelConfig, sharding: Sharding) -> None:
-    """Embedding, final norm and head. A tied head is a view of the embedding, which every rank has whole."""
-    plan.add_whole("embedding", "model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-    plan.add_whole("norm", "model.norm.weight", (config.hidden_size,), offset=config.norm_offset)
-    if not config.tie_word_embeddings:
-        plan.add_rows("head", [("lm_head.weight", config.vocab_size, *sharding.vocab)], (config.hidden_size,))
-
-
-class MixedDecoder:
+class MixedDecoder(DecoderEnds):
     """One rank's part of a decoder. Not thread-safe.
 
-    `forward` brings every leaf that it is given to the end of the step's tokens.
+    `forward` brings every leaf that it is given to the end of the step's tokens. A family makes the first halves of its
+    layers, and names the classes of the second ones where they are others.
     """
+
+    dense: type[FeedForward] = Mlp
+    sparse: type[FeedForward] = SharedMoe
 
     def __init__(
         self,
@@ -55,21 +54,21 @@ class MixedDecoder:
         sharding: Sharding,
         tp: TensorParallel,
         backend: KernelBackend,
-        layers: list[tuple[Mixer, FeedForward]],
-        table_bytes: int,
+        *,
+        device: torch.device,
+        max_positions: int,
     ) -> None:
-        """table_bytes: of the tables beside the weights."""
-        self.config = config
-        self.sharding = sharding
-        self.tp = tp
-        self.backend = backend
-        self.layers = layers
-        self.embedding = weights["embedding"]
-        self.norm = weights["norm"]
-        head = weights.get("head")
-        self.head = self.embedding[slice(*sharding.vocab)] if head is None else head
-        self.weight_bytes = sum(weight.nbytes for weight in weights.values()) + table_bytes
+        cos_sin = build_cos_sin(config.rope, max_positions, device)
+        super().__init__(config, weights, sharding, tp, backend, cos_sin.nbytes)
+        self.layers: list[tuple[Mixer, FeedForward]] = []
+        for layer in range(config.num_layers):
+            feed_forward = (self.sparse if config.is_sparse(layer) else self.dense)(weights, layer, config, tp, backend)
+            self.layers.append((self.make_mixer(weights, layer, cos_sin), feed_forward))
         self.views = LayerViews(config)
+
+    def make_mixer(self, weights: dict[str, torch.Tensor], layer: int, cos_sin: torch.Tensor) -> Mixer:
+        """The first half of a layer; cos_sin as `build_cos_sin` gives it."""
+        raise NotImplementedError
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Run one step; float32 logits [R, vocab] of the rows in `batch.logits_rows`, the same on every rank."""
@@ -88,10 +87,3 @@ class MixedDecoder:
     def forget_pool(self) -> None:
         """Drop the views of the last pools, so that their memory can be given back."""
         self.views.forget()
-
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32 [R, vocab] of stream rows [R, H]."""
-        logits = self.backend.logits(rows, self.norm, self.config.rms_norm_eps, self.head)
-        if self.tp.size > 1:
-            logits = self.tp.all_gather_columns(logits, self.sharding.vocab_widths)
-        return logits

@@ -62,7 +62,7 @@ class Mlp:
             x += self.tp.all_reduce(backend.linear(inner, self.down))
 
 
-class GeluMlp:
+class GeluMlp(Mlp):
     """x += post_norm(down(gelu(gate(norm(x))) * up(norm(x)))), with the tanh form of gelu (gemma)."""
 
     def __init__(
@@ -73,13 +73,8 @@ class GeluMlp:
         tp: TensorParallel,
         backend: KernelBackend,
     ) -> None:
-        self.norm = weights[f"{layer}.mlp_norm"]
-        self.gate_up = weights[f"{layer}.gate_up"]
-        self.down = weights[f"{layer}.down"]
+        super().__init__(weights, layer, config, tp, backend)
         self.post_norm = weights[f"{layer}.mlp_post_norm"]
-        self.eps = config.rms_norm_eps
-        self.tp = tp
-        self.backend = backend
 
     def forward(self, x: torch.Tensor) -> None:
         """x [T, H] in place."""
